@@ -1,0 +1,38 @@
+# Each target installs what it needs into .venv and then does one thing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS := train,math,openai,dev
+
+.PHONY: help train test quick lint clean
+
+help:
+	@echo "make train   install and run the main job: TRACE training of a small policy on this machine (about 15 minutes)"
+	@echo "make quick   the same job in its short form (about 3 minutes)"
+	@echo "make test    install and run the tests"
+	@echo "make lint    ruff and mypy"
+
+# torch goes first: without it, other packages would ask for their own build of it.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+train: $(VENV)/installed
+	$(BIN)/trace-gym train --out runs/train
+
+quick: $(VENV)/installed
+	$(BIN)/trace-gym train --quick --out runs/quick
+
+test: $(VENV)/installed
+	$(BIN)/pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info

@@ -1,0 +1,1 @@
+"""Bundled data: tasks, corpus, prompts and the template of the tree viewer."""

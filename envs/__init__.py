@@ -1,0 +1,1 @@
+"""The environments. `trace_gym.ENVS` is the table of their ids; importing this package imports none of them."""
