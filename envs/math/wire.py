@@ -1,0 +1,164 @@
+"""Frames between the driver and the processes that run model code.
+
+One stream socket per process. A frame is a 4-byte little-endian length and that many bytes of JSON.
+Descriptors ride on a frame's first bytes. The far end is not trusted: a frame has a size cap, a
+reception has one absolute deadline (so a peer cannot buy time by dripping bytes), and the sender's
+pid is the kernel's word (SCM_CREDENTIALS), never the payload's. Imports only the standard library,
+as the zygote loads it too.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+MAX_FRAME = 4 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")
+_ANCILLARY = socket.CMSG_SPACE(4 * 4) + socket.CMSG_SPACE(_CREDENTIALS.size)
+
+
+class PeerGoneError(Exception):
+    """The other end closed the socket or died."""
+
+
+class ProtocolError(Exception):
+    """The other end sent something that is not the awaited frame."""
+
+
+class DeadlineError(Exception):
+    """The absolute deadline passed before a whole frame was there."""
+
+
+def _arm(sock: socket.socket, deadline: float | None) -> None:
+    if deadline is None:
+        if sock.gettimeout() is not None:
+            sock.settimeout(None)
+        return
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineError
+    sock.settimeout(left)
+
+
+def send(
+    sock: socket.socket,
+    message: dict[str, Any],
+    fds: Sequence[int] = (),
+    deadline: float | None = None,
+) -> None:
+    """Send one frame.
+
+    Args:
+        sock: A stream socket of the AF_UNIX family.
+        message: What to send, as plain JSON values.
+        fds: Descriptors to hand over with the frame.
+        deadline: Absolute `time.monotonic` second, or None to wait for ever.
+
+    Raises:
+        PeerGoneError: If the other end is closed.
+        DeadlineError: If the other end does not read in time.
+        ProtocolError: If the message is larger than a frame may be.
+    """
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME:
+        raise ProtocolError(f"a frame holds at most {MAX_FRAME} bytes, this one has {len(body)}")
+    data = memoryview(_LENGTH.pack(len(body)) + body)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    try:
+        while data:
+            _arm(sock, deadline)
+            sent = sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+            data, rights = data[sent:], []
+    except TimeoutError as error:
+        raise DeadlineError from error
+    except OSError as error:
+        raise PeerGoneError(str(error)) from error
+
+
+def receive(
+    sock: socket.socket, deadline: float | None = None, sender: int | None = None
+) -> tuple[dict[str, Any], list[int], int]:
+    """Receive one frame.
+
+    Args:
+        sock: A stream socket of the AF_UNIX family.
+        deadline: Absolute `time.monotonic` second, or None to wait for ever.
+        sender: The only pid whose bytes are accepted; needs SO_PASSCRED on `sock`. None accepts
+            any.
+
+    Returns:
+        The message, the descriptors that came with it (now owned by the caller) and the sender's
+        pid (0 where SO_PASSCRED is off).
+
+    Raises:
+        PeerGoneError: If the other end is closed.
+        DeadlineError: If no whole frame came in time.
+        ProtocolError: If the frame is too large, no JSON object, or from another process.
+    """
+    fds: list[int] = []
+    try:
+        header, pid = _receive_exactly(sock, _LENGTH.size, deadline, sender, fds)
+        (length,) = _LENGTH.unpack(header)
+        if length > MAX_FRAME:
+            raise ProtocolError(f"a frame holds at most {MAX_FRAME} bytes, {length} were announced")
+        body, _ = _receive_exactly(sock, length, deadline, sender, fds)
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError("the frame is not JSON") from error
+        if not isinstance(message, dict):
+            raise ProtocolError("the frame is not a JSON object")
+    except BaseException:
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        raise
+    return message, fds, pid
+
+
+def _receive_exactly(
+    sock: socket.socket, size: int, deadline: float | None, sender: int | None, fds: list[int]
+) -> tuple[bytes, int]:
+    data = bytearray()
+    pid = 0
+    while len(data) < size:
+        _arm(sock, deadline)
+        try:
+            chunk, ancillary, _, _ = sock.recvmsg(min(size - len(data), 1 << 18), _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        except TimeoutError as error:
+            raise DeadlineError from error
+        except OSError as error:
+            raise PeerGoneError(str(error)) from error
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                handed = array.array("i")
+                handed.frombytes(payload[: len(payload) - len(payload) % handed.itemsize])
+                fds.extend(handed)
+            elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                pid = _CREDENTIALS.unpack(payload)[0]
+        if not chunk:
+            raise PeerGoneError("the socket is closed")
+        if sender is not None and pid != sender:
+            raise ProtocolError(f"process {pid} wrote on the socket of process {sender}")
+        data += chunk
+    return bytes(data), pid
+
+
+def is_silent(sock: socket.socket) -> bool:
+    """Whether nothing unsolicited waits on the socket (one request is outstanding at most)."""
+    try:
+        sock.setblocking(False)
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
