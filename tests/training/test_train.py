@@ -1,0 +1,197 @@
+"""The main job on a toy scale: what it leaves, that it can be interrupted, and that it can be repeated."""
+
+import json
+
+import pytest
+import torch
+
+from trace_gym.agents import make_agent
+from trace_gym.errors import BadInputError
+from trace_gym.record import read_trees
+from trace_gym.training.report import read_jsonl
+from trace_gym.training.run_config import TrainConfig
+from trace_gym.training.train import train
+from trace_gym.training.warm_start import WarmStart, encode_demonstration, play_demonstrations, warm_start
+
+TOY = {
+    "env_kwargs": {"families": ["arithmetic", "power"], "difficulties": [1], "max_turns": 3},
+    "token_budget": 1_500,
+    "candidates": 4,
+    "root_budget": 16,
+    "expansions": 1,
+    "eval_tasks": 8,
+    "curve_tasks": 4,
+    "eval_every": 2,
+    "save_every": 1,
+    "demonstrations": 200,
+    "warm_epochs": 6.0,
+    "max_turn_tokens": 16,
+    "threads": 1,
+}
+
+
+def agent_factory(model, tokenizer, **options):
+    return make_agent("transformers", model=model, tokenizer=tokenizer, **options)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Share one cache, so that the policy is warm-started once."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("TRACE_GYM_CACHE", str(folder))
+        yield folder
+
+
+def run(out, stop_after=None, **changes):
+    """Run a toy job; with ``stop_after``, interrupt it when that many lines were told."""
+    told = []
+
+    def progress(line):
+        told.append(line)
+        if stop_after is not None and sum("step" in x and "tokens" in x for x in told) >= stop_after:
+            raise KeyboardInterrupt
+
+    train(TrainConfig(out=str(out), **{**TOY, **changes}), agent_factory, progress=progress)
+    return told
+
+
+def steps(folder):
+    """Return a run's metrics without times, which differ from run to run."""
+    timed = ("time/", "train_runtime", "step_time")
+    lines = read_jsonl(folder / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
+
+
+def trees(folder):
+    return [(tree.step, tree.task_id, tree.nodes) for tree in read_trees(folder / "trees.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def finished(cache, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "job"
+    return folder, run(folder)
+
+
+@pytest.mark.slow
+def test_a_run_leaves_what_its_docstring_says(finished):
+    """Config, metrics, trees, curves, the page, the table and the models are all there and readable."""
+    folder, told = finished
+    for name in ("config.json", "before.json", "curves.png", "tree.html", "summary.md"):
+        assert (folder / name).stat().st_size > 0, name
+    for method in ("trace", "uniform"):
+        assert trees(folder / method) and steps(folder / method)
+        assert (folder / method / "model" / "model.safetensors").exists()
+        result = json.loads((folder / method / "result.json").read_text())
+        assert result["cost"]["tokens"] >= TOY["token_budget"]
+    table = (folder / "summary.md").read_text()
+    assert "| trace" in table and "| uniform" in table and table in "\n".join(told)
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_run(finished, tmp_path):
+    """Trees and metrics of two CPU runs agree, times aside."""
+    folder, _ = finished
+    run(tmp_path / "again", methods=("trace",))
+    assert trees(tmp_path / "again" / "trace") == trees(folder / "trace")
+    assert steps(tmp_path / "again" / "trace") == steps(folder / "trace")
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_readable_and_resumes_to_the_same_end(finished, tmp_path):
+    """Ctrl-C leaves whole lines; the resumed run equals the uninterrupted one."""
+    folder, _ = finished
+    out = tmp_path / "job"
+    with pytest.raises(KeyboardInterrupt):
+        run(out, stop_after=3, methods=("trace",))
+    assert trees(out / "trace") and steps(out / "trace")
+    config = TrainConfig.load(out)
+    train(config, agent_factory, resume=True, progress=lambda line: None)
+    assert trees(out / "trace") == trees(folder / "trace")
+    assert steps(out / "trace") == steps(folder / "trace")
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    """Nothing is overwritten; the message says how to go on."""
+    (tmp_path / "something").write_text("precious")
+    with pytest.raises(BadInputError, match="--resume"):
+        train(TrainConfig(out=str(tmp_path)), agent_factory)
+
+
+def test_resuming_what_is_no_run_is_refused(tmp_path):
+    """The message names the file that is missing."""
+    with pytest.raises(BadInputError, match=r"config\.json"):
+        TrainConfig.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"methods": ("trase",)}, "Did you mean 'trace'"),
+        ({"methods": ()}, "at least one"),
+        ({"methods": ("trace", "trace")}, "once"),
+        ({"root_budget": 1}, "at least 2"),
+        ({"env": "trace_gym/MathCod-v0"}, "Did you mean 'trace_gym/MathCode-v0'"),
+        ({"advantage": "tree"}, "tree_grpo"),
+        ({"predictor": "txt"}, "text"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_starts(changes, words):
+    """The value, the rule and the nearest match are in the message."""
+    with pytest.raises(BadInputError, match=words):
+        TrainConfig(**changes)
+
+
+def test_lora_without_peft_is_refused_at_once(monkeypatch):
+    """The message names the extra."""
+    import trace_gym.training.run_config as module
+    from trace_gym.errors import MissingExtraError
+
+    def missing(name, extra):
+        raise MissingExtraError(f"{name!r} is not installed. Install it with: pip install 'trace-gym[{extra}]'")
+
+    monkeypatch.setattr(module, "require", missing)
+    with pytest.raises(MissingExtraError, match=r"trace-gym\[train\]"):
+        TrainConfig(lora_rank=4)
+
+
+def test_demonstrations_are_repeatable_and_encoded_like_rollouts():
+    """Equal seeds give equal demonstrations; exactly the assistant's tokens are trained on."""
+    from trace_gym.chat import ChatEncoder
+    from trace_gym.training.policy import PolicyShape, build_tokenizer
+
+    config = WarmStart(env_kwargs={"size": 30}, episodes=30)
+    first, second = (play_demonstrations(config, progress=lambda line: None) for _ in range(2))
+    assert first == second
+    tokenizer = build_tokenizer((m.content for d in first for m in d.messages), PolicyShape())
+    encoder = ChatEncoder(tokenizer)
+    for demonstration in first:
+        row = encode_demonstration(encoder, demonstration)
+        trained = [i for i, mask in zip(row["input_ids"], row["assistant_masks"], strict=True) if mask]
+        said = "".join(m.content + "<|end|>" for m in demonstration.messages if m.role == "assistant")
+        assert tokenizer.decode(trained) == said
+        whole = tokenizer.apply_chat_template(
+            [m.to_dict() for m in demonstration.messages], tools=list(demonstration.tools), tokenize=False
+        )
+        assert tokenizer.decode(row["input_ids"]) == whole
+
+
+@pytest.mark.slow
+def test_the_warm_start_is_cached_by_its_content(cache):
+    """An equal configuration is not trained again; another seed is another policy."""
+    config = WarmStart(env_kwargs={"size": 40, "difficulties": [1]}, episodes=40, epochs=1.0)
+    told = []
+    first = warm_start(config, progress=told.append)
+    again = warm_start(config, progress=told.append)
+    assert first == again
+    assert sum("training" in line for line in told) == 1
+    assert WarmStart(seed=1).key() != WarmStart().key()

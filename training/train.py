@@ -1,0 +1,270 @@
+"""The main job: a policy, one training run per method at equal token budgets, and a comparison.
+
+Everything goes to one folder that a person can read and an interrupted run resumes from:
+
+    config.json            what was asked for
+    before.json            held-out accuracy of the policy before training
+    METHOD/metrics.jsonl   one line per step
+    METHOD/trees.jsonl     every rollout tree
+    METHOD/checkpoint-N/   the newest checkpoints
+    METHOD/model/          the trained policy
+    METHOD/result.json     held-out accuracy after training, and what it cost
+    curves.png, tree.html, summary.md
+
+Agents come in by argument (`agent_factory`): this room knows none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from trace_gym.budget import Cost, nominal_cost
+from trace_gym.chat import ChatEncoder
+from trace_gym.errors import BadInputError, require
+from trace_gym.evaluate import Report, evaluate
+from trace_gym.messages import Agent
+from trace_gym.record import read_trees, write_trees
+from trace_gym.training.report import Accuracy, MethodSummary, comparison_table, eval_metrics, plot_curves, read_jsonl
+from trace_gym.training.run_config import TrainConfig
+from trace_gym.training.warm_start import WarmStart, quiet, warm_start
+from trace_gym.viewer import most_telling, write_html
+
+AgentFactory = Callable[..., Agent]
+Progress = Callable[[str], None]
+
+
+def train(
+    config: TrainConfig, agent_factory: AgentFactory, *, resume: bool = False, progress: Progress = print
+) -> Path:
+    """Run the main job.
+
+    Args:
+        config: What to do.
+        agent_factory: Called as ``agent_factory(model, tokenizer, temperature=…, max_tokens=…)``.
+        resume: Go on with an interrupted run in ``config.out``.
+        progress: Called with one line at a time.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        BadInputError: If the folder is in use, or the configuration does not fit the environment.
+    """
+    folder = Path(config.out)
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise BadInputError(f"{folder} is not empty. Resume it with --resume {folder}, or choose another --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    torch = require("torch", "train")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    quiet()
+    _write_json(folder / "config.json", asdict(config))
+
+    job = _Job(config, folder, agent_factory, progress)
+    before = job.before()
+    for method in config.methods:
+        job.run(method)
+    return job.report(before)
+
+
+class _Job:
+    """The parts of the main job, each of which is skipped if an earlier run has done it."""
+
+    def __init__(self, config: TrainConfig, folder: Path, agent_factory: AgentFactory, progress: Progress) -> None:
+        self.config = config
+        self.folder = folder
+        self.agent_factory = agent_factory
+        self.progress = progress
+        self.policy = config.model or str(
+            warm_start(
+                WarmStart(
+                    env_id=config.env,
+                    env_kwargs={"size": config.demonstrations, **config.env_kwargs},
+                    episodes=config.demonstrations,
+                    skill=config.skill,
+                    epochs=config.warm_epochs,
+                    seed=config.seed,
+                ),
+                progress=progress,
+            )
+        )
+
+    def load(self) -> tuple[Any, Any]:
+        transformers = require("transformers", "train")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.policy)
+        return transformers.AutoModelForCausalLM.from_pretrained(self.policy), tokenizer
+
+    def make_env(self, split: str = "eval") -> gymnasium.Env[Any, Any]:
+        kwargs = {**self.config.env_kwargs, "split": split}
+        return gymnasium.make(self.config.env, disable_env_checker=True, **kwargs)
+
+    def evaluate(self, model: Any, tokenizer: Any, num_tasks: int, out: Path | None = None) -> Report:
+        """Evaluate on the first held-out tasks; equal numbers of tasks are equal tasks and seeds."""
+        env = self.make_env()
+        ids = list(env.unwrapped.task_ids)[:num_tasks]  # type: ignore[attr-defined]
+        env.close()
+        agent = self.agent_factory(
+            model, tokenizer, temperature=self.config.temperature, max_tokens=self.config.max_turn_tokens
+        )
+        return evaluate(
+            self.make_env,
+            agent,
+            ids,
+            encoder=ChatEncoder(tokenizer),
+            seed=self.config.seed + 1,
+            max_tokens=self.config.max_turn_tokens,
+            max_context=model.config.max_position_embeddings,
+            out=out,
+            chunk=256,
+        )
+
+    def before(self) -> Report:
+        path = self.folder / "before.json"
+        report = self.evaluate(*self.load(), self.config.eval_tasks, out=self.folder / "before.jsonl")
+        _write_json(path, report.to_dict())
+        self.progress(f"before training: {_percent(report)} of {report.num_tasks} held-out tasks solved")
+        return report
+
+    def run(self, method: str) -> None:
+        """Train with one method, unless its result is there already."""
+        from trace_gym.training.run_log import RunLog
+        from trace_gym.training.trainer import TraceGRPOTrainer
+
+        config, folder = self.config, self.folder / method
+        if (folder / "result.json").exists():
+            self.progress(f"{method}: done before")
+            return
+        folder.mkdir(exist_ok=True)
+        model, tokenizer = self.load()
+        args = self.trainer_args(method, folder)
+        log = RunLog(
+            folder / "metrics.jsonl",
+            method,
+            config.token_budget,
+            every=config.eval_every,
+            evaluate=lambda current: self.evaluate(current, tokenizer, config.curve_tasks),
+            progress=self.progress,
+        )
+        trainer = TraceGRPOTrainer(
+            model,
+            args,
+            agent_factory=self.agent_factory,
+            processing_class=tokenizer,
+            peft_config=_lora(config.lora_rank),
+            callbacks=[log],
+        )
+        trainer.remove_callback(require("transformers", "train").PrinterCallback)
+        checkpoint = _newest_checkpoint(folder)
+        log.rewind(int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0)
+        _drop_later_trees(folder / "trees.jsonl", checkpoint)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.save_model(str(folder / "model"))
+        tokenizer.save_pretrained(folder / "model")
+        report = self.evaluate(trainer.model, tokenizer, config.eval_tasks, out=folder / "after.jsonl")
+        self.progress(f"{method}: {_percent(report)} of {report.num_tasks} held-out tasks solved after training")
+        _write_json(folder / "result.json", {"after": report.to_dict(), **log.totals()})
+
+    def trainer_args(self, method: str, folder: Path) -> Any:
+        """Return the trainer's configuration; methods differ in who gets rollouts, at equal nominal cost."""
+        from trace_gym.training.config import TraceGRPOConfig
+
+        config = self.config
+        flat = method == "uniform"
+        nominal = int(nominal_cost(config.root_budget, config.expansions))
+        return TraceGRPOConfig(
+            output_dir=str(folder),
+            env_id=config.env,
+            env_kwargs={"split": "train", **config.env_kwargs},
+            candidates=config.candidates,
+            root_budget=nominal if flat else config.root_budget,
+            expansions=0 if flat else config.expansions,
+            allocator=method,
+            predictor=config.predictor,
+            advantage="grpo" if flat else config.advantage,
+            updates_per_step=config.updates_per_step,
+            max_turn_tokens=config.max_turn_tokens,
+            token_budget=config.token_budget,
+            temperature=config.temperature,
+            learning_rate=config.learning_rate,
+            per_device_train_batch_size=config.batch_size,
+            save_steps=config.save_every,
+            save_total_limit=2,
+            trees_path=str(folder / "trees.jsonl"),
+            disable_tqdm=True,
+            seed=config.seed,
+        )
+
+    def report(self, before: Report) -> Path:
+        """Write curves, the most telling tree and the comparison; return the run's folder."""
+        rows, runs = [], {}
+        for method in self.config.methods:
+            result = json.loads((self.folder / method / "result.json").read_text())
+            after = result["after"]
+            rows.append(
+                MethodSummary(
+                    method,
+                    before=Accuracy(before.pass_at_1, *before.interval),
+                    after=Accuracy(after["pass_at_1"], *after["interval"]),
+                    effective_selected=result["effective_selected"],
+                    effective_candidates=result["effective_candidates"],
+                    cost=Cost(**result["cost"]),
+                )
+            )
+            start = {"step": 0, "budget/tokens_total": 0, **eval_metrics(before)}
+            end = {"budget/tokens_total": result["cost"]["tokens"], **eval_metrics(Report(**after))}
+            runs[method] = [start, *read_jsonl(self.folder / method / "metrics.jsonl"), end]
+        plot_curves(runs, self.folder / "curves.png")
+        table = comparison_table(rows)
+        (self.folder / "summary.md").write_text(table)
+        trees = list(read_trees(self.folder / self.config.methods[0] / "trees.jsonl"))
+        write_html([most_telling(trees)], self.folder / "tree.html", title=f"{self.config.env}: most telling tree")
+        self.progress(f"\n{table}\nEverything is in {self.folder}: curves.png, tree.html, summary.md, METHOD/…")
+        return self.folder
+
+
+def _lora(rank: int) -> Any:
+    if not rank:
+        return None
+    return require("peft", "train").LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+
+
+def _newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint; the state file is written last."""
+    found = [path for path in folder.glob("checkpoint-*") if (path / "trace_gym.pt").exists()]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _drop_later_trees(path: Path, checkpoint: Path | None) -> None:
+    """Forget the trees of steps after the checkpoint: they are played again."""
+    if not path.exists():
+        return
+    steps = _collections(checkpoint)
+    kept = [tree for tree in read_trees(path) if tree.step < steps]
+    path.unlink()
+    write_trees(path, kept)
+
+
+def _collections(checkpoint: Path | None) -> int:
+    if checkpoint is None:
+        return 0
+    state = require("torch", "train").load(checkpoint / "trace_gym.pt", weights_only=True)
+    return int(state["num_collections"])
+
+
+def _percent(report: Report) -> str:
+    low, high = report.interval
+    return f"{report.pass_at_1:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n")

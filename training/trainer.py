@@ -1,0 +1,436 @@
+"""`TraceGRPOTrainer`: TRL's `GRPOTrainer` fed with rollout trees.
+
+All knowledge of TRL's and transformers' inside stands in this file; it is written against ``trl==1.16.*``,
+and a test of the signatures fails if they change. Overridden are only seams:
+
+- `get_train_dataloader`, `_get_train_sampler`: a batch is ``candidates`` different prompts.
+- `_prepare_inputs`: collects trees when a step begins, then serves its micro-batches.
+- `_generate_and_score_completions`: trees to micro-batches.
+- `_compute_loss`: TRL's loss, weighted so that micro-batches of unequal size give exact means.
+- `_save_checkpoint`, `_load_optimizer_and_scheduler`: predictor, counters and unfinished micro-batches go
+  along.
+
+Of a step of TRACE (arXiv 2606.11119) the collector does stages 1 and 2, TRL the loss; between them stand
+here, in this order: metrics of predictions made before any update, the predictor's update, advantages, rows.
+
+Left out: evaluation (see `trace_gym.evaluate`), several processes, vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gymnasium
+import numpy as np
+import torch
+from datasets import Dataset
+from torch.utils.data import DataLoader, Sampler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+from trl.trainer.utils import use_adapter
+
+from trace_gym.advantages import AdvantageRule, get_advantage, grpo
+from trace_gym.allocation import get_allocator
+from trace_gym.chat import ChatEncoder
+from trace_gym.collect import Collection, Collector
+from trace_gym.errors import BadInputError, StateError, require
+from trace_gym.messages import Agent
+from trace_gym.predictor import Predictor, get_predictor
+from trace_gym.record import write_trees
+from trace_gym.training.config import TraceGRPOConfig
+from trace_gym.training.metrics import refuse_mass_failure, step_metrics
+from trace_gym.training.tree_batch import (
+    MicroBatch,
+    Row,
+    num_trained,
+    pad_rows,
+    predictor_pairs,
+    split_rows,
+    tree_advantages,
+    tree_rows,
+    whiten_rows,
+)
+
+STATE_FILE = "trace_gym.pt"
+
+AgentFactory = Callable[..., Agent]
+T = TypeVar("T")
+
+
+class CandidateSampler(Sampler[int]):
+    """Yields each prompt once per epoch, in batches of ``candidates``, shuffled by seed and epoch.
+
+    A batch is repeated for every micro-batch it trains, as TRL's loop asks for it; prompts that do not fill a
+    batch have their turn in another epoch. Stateless, so a resumed run sees the prompts that the interrupted
+    one would have.
+
+    Args:
+        num_prompts: Prompts in the data set.
+        candidates: Prompts of a batch.
+        repeats: Micro-batches a batch is trained in.
+        seed: Seed of the order; None keeps the order of the data set.
+    """
+
+    def __init__(self, num_prompts: int, candidates: int, repeats: int, seed: int | None) -> None:
+        """Start in epoch 0."""
+        self.num_prompts = num_prompts
+        self.candidates = candidates
+        self.repeats = repeats
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; the data loader calls this."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield indices of prompts."""
+        order = np.arange(self.num_prompts)
+        if self.seed is not None:
+            order = np.random.default_rng([self.seed, self.epoch]).permutation(order)
+        for start in range(0, len(self) // self.repeats, self.candidates):
+            for _ in range(self.repeats):
+                yield from order[start : start + self.candidates].tolist()
+
+    def __len__(self) -> int:
+        """Return the number of indices of an epoch."""
+        return self.num_prompts // self.candidates * self.candidates * self.repeats
+
+
+class TraceGRPOTrainer(GRPOTrainer):
+    """Trains a policy on rollout trees.
+
+    Args:
+        model (`str` or `PreTrainedModel` or `PeftModel`): The policy, as for `trl.GRPOTrainer`.
+        args (`TraceGRPOConfig`): The configuration.
+        agent_factory: Called as ``agent_factory(model, tokenizer, temperature=…, max_tokens=…)``; returns
+            the agent that samples from the policy, with token ids and log-probabilities.
+        processing_class (`PreTrainedTokenizerBase`): The tokenizer; needs a chat template.
+        train_dataset (`Dataset` or sequence of `str`, *optional*): Ids of the tasks, or a data set with a
+            column ``task_id``; None trains on every task of the environment.
+        peft_config (`peft.PeftConfig`, *optional*): Trains an adapter, such as LoRA, instead of all weights.
+        callbacks (list of `TrainerCallback`, *optional*): More callbacks.
+        predictor (`Predictor`, *optional*): Used instead of the one that ``args.predictor`` names.
+        optimizers (`tuple`, *optional*): As for `trl.GRPOTrainer`.
+
+    Raises:
+        MissingExtraError: If ``peft_config`` is given and peft is not installed.
+        BadInputError: If tokenizer, tasks and configuration do not fit together. Both before the model is
+            loaded.
+    """
+
+    args: TraceGRPOConfig
+    model: Any
+    _buffered_inputs: Any
+    _tag_names = ["trl", "trace_gym"]  # noqa: RUF012
+    _name = "TRACE"
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        args: TraceGRPOConfig,
+        *,
+        agent_factory: AgentFactory,
+        processing_class: PreTrainedTokenizerBase,
+        train_dataset: Dataset | Sequence[str] | None = None,
+        peft_config: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        predictor: Predictor | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+    ) -> None:
+        """Check what can be checked cheaply, then let TRL build the rest."""
+        if peft_config is not None:
+            require("peft", "train")
+        self._encoder = ChatEncoder(processing_class)
+        dataset = _tasks(args, train_dataset)
+        with warnings.catch_warnings():
+            # peft asks transformers for an attribute by its old name.
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+            super().__init__(
+                model=model,
+                reward_funcs=verified_outcome,
+                args=args,
+                train_dataset=dataset,
+                processing_class=processing_class,
+                callbacks=[*(callbacks or []), _StepEvents(self)],
+                optimizers=optimizers,
+                peft_config=peft_config,
+            )
+        self.predictor: Predictor = predictor or get_predictor(args.predictor, args.seed)
+        self.num_collections = 0
+        self.tokens_total = 0
+        self.last_collection: Collection | None = None
+        self._agent_factory = agent_factory
+        self._collector: Collector | None = None
+        self._update_start = 0.0
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; see `transformers.Trainer.train`. Environments are closed when it ends, however it ends."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self._collector is not None:
+                self._collector.close()
+                self._collector = None
+
+    @property
+    def budget_is_spent(self) -> bool:
+        """Whether ``args.token_budget`` tokens have been generated."""
+        return self.args.token_budget is not None and self.tokens_total >= self.args.token_budget
+
+    @property
+    def _micro_batches_per_step(self) -> int:
+        """Forward passes that one collection serves, repeated iterations included."""
+        return int(self.args.updates_per_step * self.args.gradient_accumulation_steps * self.num_iterations)
+
+    # What TRL asks for.
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader whose batches are the candidates of a step."""
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self.args.candidates,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> CandidateSampler:
+        return CandidateSampler(
+            len(self.train_dataset if dataset is None else dataset),
+            self.args.candidates,
+            repeats=self._micro_batches_per_step,
+            seed=self.args.seed if self.shuffle_dataset else None,
+        )
+
+    def _prepare_inputs(self, generation_batch: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._step % self._micro_batches_per_step == 0 or self._buffered_inputs is None:
+            self._buffered_inputs = self._generate_and_score_completions(generation_batch)
+        return self._buffered_inputs[self._step % len(self._buffered_inputs)]
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the micro-batches of a step; see the module's docstring for the order of things."""
+        if self.budget_is_spent:  # resumed after its end: nothing is collected, nothing changes
+            return [{}] * self._micro_batches_per_step
+        collection = self._collect([row["task_id"] for row in inputs])
+        metrics = step_metrics(collection, self.args.nominal_rollouts)
+        start = time.perf_counter()
+        self.predictor.update(*predictor_pairs(collection.trees, self.args.predictor_target))
+        metrics["time/predictor_update"] = time.perf_counter() - start
+
+        rows = tree_rows(collection.trees, [tree_advantages(tree, self._advantage()) for tree in collection.trees])
+        if self.args.advantage == "treepo":
+            rows = whiten_rows(rows)
+        for row in rows:
+            collection.trees[row.tree].advantages[row.leaf] = row.advantage
+        if self.args.trees_path is not None:
+            write_trees(self.args.trees_path, collection.trees)
+
+        self.num_collections += 1
+        self.tokens_total += collection.cost.tokens
+        self.state.num_input_tokens_seen = self.tokens_total
+        metrics |= {"tree/trained_rows": len(rows), "budget/tokens_total": self.tokens_total}
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+        self._update_start = time.perf_counter()
+        return self._micro_batches(rows)
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        if not inputs:
+            # A loss that reaches no parameter: gradients stay None, so an update without a single row leaves
+            # the weights and the optimizer's momentum alone.
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        loss: torch.Tensor = super()._compute_loss(model, inputs) * inputs["weight"]
+        return loss
+
+    # From tasks to trees to tensors.
+
+    def _collect(self, task_ids: list[str]) -> Collection:
+        if self._collector is None:
+            self._collector = self._make_collector()
+        # Evaluation mode also turns activation checkpointing off, which would forbid the key-value cache.
+        training = self.model.training
+        self.model.eval()
+        try:
+            collection = _wait(self._collector.collect(task_ids, self.args.root_budget, step=self.num_collections))
+        finally:
+            self.model.train(training)
+        self.last_collection = collection
+        refuse_mass_failure(collection)
+        return collection
+
+    def _make_collector(self) -> Collector:
+        args = self.args
+        agent = self._agent_factory(
+            self.model, self.processing_class, temperature=args.temperature, max_tokens=args.max_turn_tokens
+        )
+        positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return Collector(
+            lambda: _make_env(args),
+            agent,
+            allocator=get_allocator(args.allocator, args.max_per_root),
+            predictor=self.predictor,
+            encoder=self._encoder,
+            expansions=args.expansions,
+            max_tokens=args.max_turn_tokens,
+            max_context=min(filter(None, (args.max_context_tokens, positions)), default=None),
+            step_timeout_s=args.step_timeout_s,
+            completion_timeout_s=args.completion_timeout_s,
+            seed=args.seed,
+        )
+
+    def _advantage(self) -> AdvantageRule:
+        if self.args.advantage == "grpo":
+            return partial(grpo, scale_rewards=self.args.scale_rewards)
+        return get_advantage(self.args.advantage)
+
+    def _micro_batches(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        args = self.args
+        batches = split_rows(
+            rows,
+            args.updates_per_step,
+            args.gradient_accumulation_steps,
+            args.per_device_train_batch_size,
+            np.random.default_rng([args.seed, self.num_collections]),
+        )
+        num_items = torch.tensor(num_trained(rows), device=self.accelerator.device)
+        with torch.no_grad():
+            return [self._tensors(batch, num_items) for batch in batches]
+
+    def _tensors(self, batch: MicroBatch, num_items: torch.Tensor) -> dict[str, Any]:
+        """Return what TRL's loss reads, and the weight of its value; nothing for an empty micro-batch."""
+        if not batch.rows:
+            return {}
+        args = self.args
+        tensors = pad_rows(batch.rows, self._tokenizer.pad_token_id, self.pad_to_multiple_of)
+        found: dict[str, Any] = {name: tensor.to(self.accelerator.device) for name, tensor in tensors.items()}
+        # TRL samples anew before weights change only if one optimizer step uses up all rows.
+        if args.gradient_accumulation_steps % self._micro_batches_per_step != 0:
+            found["old_per_token_logps"] = self._logps(self.model, found)
+        if self.beta != 0.0:
+            found["ref_per_token_logps"] = self._reference_logps(found)
+        # TRL gives every micro-batch of an update the same weight; here each weighs as much as it holds.
+        ga = args.gradient_accumulation_steps
+        weight = ga / batch.filled if self.loss_type == "bnpo" else ga * batch.share
+        if self.loss_type in ("dapo", "cispo"):
+            # Their policy term is a sum over all tokens: cancel the weight, which is for the other terms.
+            num_items = num_items * weight
+        return found | {"num_items_in_batch": num_items, "weight": weight}
+
+    def _logps(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        logps, _, _ = self._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].size(1))
+        return logps
+
+    def _reference_logps(self, inputs: dict[str, Any]) -> torch.Tensor:
+        if self.ref_model is not None:
+            return self._logps(self.ref_model, inputs)
+        # The base model of an adapter, or TRL's copy of an adapter that came trained.
+        model = self.accelerator.unwrap_model(self.model)
+        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+            return self._logps(self.model, inputs)
+
+    # Checkpoints.
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        unfinished = self._step % self._micro_batches_per_step != 0
+        state = {
+            "predictor": json.dumps(self.predictor.get_state()),
+            "num_collections": self.num_collections,
+            "tokens_total": self.tokens_total,
+            "step": self._step,
+            "micro_batches": self._buffered_inputs if unfinished else None,
+        }
+        # The last file of a checkpoint, and never half-written: where it stands, the checkpoint is complete.
+        torch.save(state, folder / f"{STATE_FILE}.part")
+        (folder / f"{STATE_FILE}.part").rename(folder / STATE_FILE)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        path = Path(checkpoint) / STATE_FILE
+        if not path.exists():
+            raise StateError(
+                f"{checkpoint} has no {STATE_FILE}; it is incomplete or not of this trainer. Resume from another."
+            )
+        state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        self.predictor.set_state(json.loads(state["predictor"]))
+        self.num_collections = state["num_collections"]
+        self.tokens_total = state["tokens_total"]
+        self._step = state["step"]
+        self._buffered_inputs = state["micro_batches"]
+
+
+class _StepEvents(TrainerCallback):
+    """Times the policy update and ends training when the token budget is spent."""
+
+    def __init__(self, trainer: TraceGRPOTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._update_start = time.perf_counter()  # moved on if the step begins with a collection
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        trainer = self._trainer
+        trainer._metrics["train"]["time/policy_update"].append(time.perf_counter() - trainer._update_start)
+        if trainer.budget_is_spent and trainer._step % trainer._micro_batches_per_step == 0:
+            control.should_training_stop = True
+        return control
+
+
+def verified_outcome(**_: Any) -> list[float]:
+    """Stand in for the reward function that TRL asks for; rewards come with the trees."""
+    raise StateError("Rewards come from the environment's verified outcomes; TRL must not ask for them.")
+
+
+def _make_env(args: TraceGRPOConfig) -> gymnasium.Env[Any, Any]:
+    # The passive checker warns of the NaN reward by which an environment reports an infrastructure failure.
+    return gymnasium.make(args.env_id, disable_env_checker=True, **(args.env_kwargs or {}))
+
+
+def _tasks(args: TraceGRPOConfig, given: Dataset | Sequence[str] | None) -> Dataset:
+    """Return the tasks as a data set, after checking that the configuration fits them and the environment."""
+    env = _make_env(args)
+    try:
+        max_turns = getattr(env.unwrapped, "max_turns", None)
+        ids: Sequence[str] = env.unwrapped.task_ids if given is None else given  # type: ignore[attr-defined]
+    finally:
+        env.close()
+    if args.expansions and max_turns == 1:
+        raise BadInputError(
+            f"expansions is {args.expansions}, but {args.env_id} has a single turn, so a rollout has no "
+            "prefix to continue from. Set expansions=0."
+        )
+    if not isinstance(ids, Dataset):
+        ids = Dataset.from_dict({"task_id": list(ids)})
+    if "task_id" not in ids.column_names:
+        raise BadInputError(f"train_dataset has the columns {ids.column_names}; it needs one named 'task_id'.")
+    if len(ids) < args.candidates:
+        raise BadInputError(
+            f"candidates is {args.candidates}, but there are {len(ids)} tasks, and a step shows each prompt "
+            "once. Lower candidates or add tasks."
+        )
+    return ids
+
+
+def _wait(call: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also inside a notebook, where a loop already runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(call)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, call).result()

@@ -1,0 +1,230 @@
+"""The default policy's start: supervised training on scripted demonstrations of mixed quality.
+
+The demonstrations are played in the real environment with ``demonstrator_skill``: at a skill of 0.6 four steps in ten
+go wrong, so the trained policy solves a middling share of the tasks and leaves something to learn. Equal inputs give
+equal weights on one machine; the result is kept in a cache folder named by a hash of everything that went into it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+import trace_gym
+from trace_gym.chat import ChatEncoder
+from trace_gym.errors import BadInputError, InfrastructureError, require
+from trace_gym.messages import Message
+from trace_gym.training.policy import PolicyShape, build_model, build_tokenizer
+
+SAVED = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """How the default policy is made.
+
+    Attributes:
+        env_id: The environment; it must offer demonstrations.
+        env_kwargs: Its arguments.
+        shape: Size of the model.
+        episodes: Demonstrations to play, each on another task as far as there are enough.
+        skill: Share of the demonstrator's steps that are right.
+        epochs: Passes over the demonstrations.
+        batch_size: Demonstrations per update.
+        learning_rate: Peak learning rate; falls to zero linearly.
+        seed: Seed of the weights, the demonstrations and their order.
+    """
+
+    env_id: str = "trace_gym/MathCode-v0"
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    shape: PolicyShape = field(default_factory=PolicyShape)
+    episodes: int = 6_000
+    skill: float = 0.6
+    epochs: float = 3.0
+    batch_size: int = 32
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+    def key(self) -> str:
+        """Return the hash that names the result in the cache."""
+        versions = {name: require(name, "train").__version__ for name in ("torch", "transformers", "trl")}
+        content = {**asdict(self), **versions, "trace_gym": trace_gym.__version__}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One played demonstration.
+
+    Attributes:
+        messages: The conversation.
+        tools: The tools on offer.
+        reward: Its outcome.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    reward: float
+
+
+def quiet() -> None:
+    """Turn off the progress bars and notices of the model libraries; progress is told by our own lines."""
+    transformers = require("transformers", "train")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    require("datasets", "train").disable_progress_bars()
+
+
+def default_cache() -> Path:
+    """Return the folder for policies and other data that can be made again."""
+    base = os.environ.get("TRACE_GYM_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return Path(base) / "trace_gym" if base else Path.home() / ".cache" / "trace_gym"
+
+
+def warm_start(config: WarmStart, cache: Path | None = None, progress: Callable[[str], None] = print) -> Path:
+    """Return the folder of the warm-started policy; make it unless the cache has it.
+
+    Raises:
+        MissingExtraError: If the training extra is not installed.
+        BadInputError: If the environment offers no demonstrations.
+    """
+    target = (cache or default_cache()) / f"policy-{config.key()}"
+    if (target / SAVED).exists():
+        progress(f"warm start: using {target}")
+        return target
+    demonstrations = play_demonstrations(config, progress)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Trained elsewhere and moved in one piece: an interrupted run leaves no half policy behind.
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        folder = Path(scratch) / "policy"
+        _train(config, demonstrations, folder, progress)
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+    return target
+
+
+def play_demonstrations(config: WarmStart, progress: Callable[[str], None] = print) -> list[Demonstration]:
+    """Play the scripted demonstrator; equal configurations give equal demonstrations.
+
+    Raises:
+        BadInputError: If the environment offers no demonstrations.
+        InfrastructureError: If an episode failed for that reason.
+    """
+    kwargs = {**config.env_kwargs, "demonstrator_skill": config.skill}
+    workers = 2 * (os.cpu_count() or 1)
+    shares = np.array_split(np.arange(config.episodes), workers)
+    order = np.random.default_rng([config.seed, 0]).permutation(config.episodes)
+
+    def play(share: Sequence[int]) -> list[Demonstration]:
+        with closing(gymnasium.make(config.env_id, **kwargs)) as env:
+            ids = env.unwrapped.task_ids  # type: ignore[attr-defined]
+            return [_play(env, ids[int(order[i]) % len(ids)], seed=config.seed + int(i)) for i in share]
+
+    with ThreadPoolExecutor(workers) as pool:
+        found = [demonstration for part in pool.map(play, shares) for demonstration in part]
+    solved = float(np.mean([demonstration.reward for demonstration in found]))
+    progress(f"warm start: {len(found)} demonstrations played, {solved:.0%} of them right")
+    return found
+
+
+def _play(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Demonstration:
+    _, info = env.reset(seed=seed, options={"task_id": task_id})
+    reward, over = 0.0, False
+    while not over:
+        if "demonstration" not in info:
+            raise BadInputError(f"{env.spec and env.spec.id} offers no demonstrations to start from.")
+        _, reward, terminated, truncated, info = env.step(info["demonstration"])
+        over = terminated or truncated
+    if "failure" in info:
+        raise InfrastructureError(info["failure"]["kind"], info["failure"]["reason"])
+    messages = tuple(Message.from_dict(message) for message in info["messages"])
+    return Demonstration(messages, tuple(info["tools"]), float(reward))
+
+
+def encode_demonstration(encoder: ChatEncoder, demonstration: Demonstration) -> dict[str, list[int]]:
+    """Return a conversation as a rollout would have it: ids, and 1 where the assistant wrote the token."""
+    messages = demonstration.messages
+    start = next(i for i, message in enumerate(messages) if message.role == "assistant")
+    ids = list(encoder.prompt(messages[:start], demonstration.tools))
+    mask = [0] * len(ids)
+    while start < len(messages):
+        answer = [*encoder.encode(messages[start].content), encoder.eos_id]
+        following = start + 1
+        while following < len(messages) and messages[following].role != "assistant":
+            following += 1
+        observation = messages[start + 1 : following]
+        added = encoder.observation(observation, closed=True) if following < len(messages) else ()
+        ids += [*answer, *added]
+        mask += [1] * len(answer) + [0] * len(added)
+        start = following
+    return {"input_ids": ids, "assistant_masks": mask}
+
+
+def _train(
+    config: WarmStart, demonstrations: Sequence[Demonstration], folder: Path, progress: Callable[[str], None]
+) -> None:
+    """Train a fresh policy on the demonstrations with TRL's SFTTrainer and save it.
+
+    Small batches of any lengths: grouping by length saves padding, but made the loss fall several times more slowly.
+    """
+    datasets, trl = require("datasets", "train"), require("trl", "train")
+    tokenizer = build_tokenizer((message.content for d in demonstrations for message in d.messages), config.shape)
+    encoder = ChatEncoder(tokenizer)
+    rows = [encode_demonstration(encoder, demonstration) for demonstration in demonstrations]
+    rows = [row for row in rows if len(row["input_ids"]) <= config.shape.context]
+    model = build_model(tokenizer, config.shape, config.seed)
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    progress(f"warm start: training {millions:.2f} M parameters on {len(rows)} conversations")
+    args = trl.SFTConfig(
+        output_dir=str(folder / "unused"),
+        num_train_epochs=config.epochs,
+        per_device_train_batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=50,
+        weight_decay=0.01,
+        adam_beta2=0.98,
+        max_length=config.shape.context,
+        seed=config.seed,
+        bf16=False,
+        activation_checkpointing=False,
+        dataloader_pin_memory=False,
+        save_strategy="no",
+        report_to="none",
+        logging_steps=50,
+        disable_tqdm=True,
+    )
+    trainer = trl.SFTTrainer(
+        model=model,
+        args=args,
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[_progress_callback(progress)],
+    )
+    trainer.remove_callback(require("transformers", "train").PrinterCallback)
+    trainer.train()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _progress_callback(progress: Callable[[str], None]) -> Any:
+    transformers = require("transformers", "train")
+
+    class Progress(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            if logs and "loss" in logs:
+                progress(f"warm start: step {state.global_step}/{state.max_steps}, loss {float(logs['loss']):.3f}")
+
+    return Progress()
