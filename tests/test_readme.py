@@ -1,0 +1,52 @@
+"""What the README shows is what happens."""
+
+import doctest
+import re
+from pathlib import Path
+
+from trace_gym.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_tour_gives_the_output_that_is_shown():
+    """Every line of the interactive examples is run and compared."""
+    failed, tried = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+    assert tried >= 15 and failed == 0
+
+
+def test_every_command_exists_with_the_options_that_are_shown(capsys):
+    """Each trace-gym line parses: unknown options or commands would exit with a usage error."""
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").split("\n")
+    commands = [line.split("#")[0].split() for line in lines if line.startswith("trace-gym ")]
+    assert len(commands) >= 6
+    for command in commands:
+        options = [word for word in command[2:] if word.startswith("--")]
+        capsys.readouterr()
+        try:
+            main([command[1], "--help"])
+        except SystemExit:
+            shown = capsys.readouterr().out
+        assert all(re.search(rf"{re.escape(option)}\b", shown) for option in options), command
+
+
+def test_the_make_targets_that_are_shown_exist():
+    """make train, make test and make quick are in the Makefile."""
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"make (\w+)", README)) - {"it"}:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_files_that_are_named_exist():
+    """Pictures, benchmarks and modules named in the README are in the repository."""
+    for path in re.findall(r"(?:tests|assets)/[\w/]+\.\w+", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_python_example_compiles():
+    """The trainer example is Python (a test of the trainer runs the same calls)."""
+    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        if ">>>" not in block:
+            compile(block, "README", "exec")

@@ -1,0 +1,265 @@
+"""The command line: ``trace-gym train | eval | view | check``.
+
+The only file of the hub that names the rooms, inside the command functions, so that ``trace-gym --help`` is quick and
+a missing extra is one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import gymnasium
+
+import trace_gym
+from trace_gym.errors import BadInputError, TraceGymError, unknown_name
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code: 0 done, 1 refused or failed, 130 interrupted."""
+    # Before torch loads: its idle threads spin, which beside any other busy process makes it many times slower.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    parser = argparse.ArgumentParser(prog="trace-gym", description=(trace_gym.__doc__ or "").split("\n")[0])
+    parser.add_argument("--version", action="version", version=trace_gym.__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (_add_train, _add_eval, _add_view, _add_check):
+        add(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments) or 0)
+    except TraceGymError as error:
+        print(f"trace-gym: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ntrace-gym: interrupted", file=sys.stderr)
+        return 130
+
+
+# train
+
+QUICK = {
+    "token_budget": 30_000,
+    "candidates": 24,
+    "root_budget": 48,
+    "eval_tasks": 150,
+    "eval_every": 5,
+    "curve_tasks": 75,
+    "demonstrations": 3_000,
+    "warm_epochs": 4.0,
+    "env_kwargs": {"difficulties": [1], "families": ["arithmetic", "power", "bases", "counting"], "max_turns": 4},
+}
+
+
+def _add_train(commands: Any) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train a policy with TRACE and compare it with flat GRPO",
+        description="Warm start, training by each method at equal token budgets, and a comparison, all in one folder.",
+    )
+    parser.add_argument(
+        "--resume", metavar="FOLDER", help="go on with an interrupted run; takes its options from there"
+    )
+    parser.add_argument("--quick", action="store_true", help="the short form of the default run, about three minutes")
+    from trace_gym.training.run_config import TrainConfig
+
+    _add_fields(parser, TrainConfig)
+    parser.set_defaults(run=_train)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from trace_gym.agents import make_agent
+    from trace_gym.training.run_config import TrainConfig
+    from trace_gym.training.train import train
+
+    def agent_factory(model: Any, tokenizer: Any, **options: Any) -> Any:
+        return make_agent("transformers", model=model, tokenizer=tokenizer, **options)
+
+    if arguments.resume:
+        config = TrainConfig.load(arguments.resume)
+    else:
+        given = _given_fields(arguments, TrainConfig)
+        config = TrainConfig(**{**(QUICK if arguments.quick else {}), **given})
+    try:
+        train(config, agent_factory, resume=bool(arguments.resume), progress=_say)
+    except KeyboardInterrupt:
+        print(f"\ntrace-gym: interrupted. Go on with: trace-gym train --resume {config.out}", file=sys.stderr)
+        return 130
+    return 0
+
+
+# eval
+
+
+def _add_eval(commands: Any) -> None:
+    parser = commands.add_parser("eval", help="measure an agent on an environment")
+    parser.add_argument("--agent", required=True, help="scripted, transformers or openai")
+    parser.add_argument("--model", help="model name or folder (transformers), or name at the endpoint (openai)")
+    parser.add_argument("--base-url", help="endpoint of the openai agent; default: the SDK's own")
+    parser.add_argument("--env", default="trace_gym/MathCode-v0", help="id of the environment (default: %(default)s)")
+    parser.add_argument(
+        "--env-kwargs", type=_json_object, default={}, metavar="JSON", help='such as \'{"split": "eval"}\''
+    )
+    parser.add_argument("--tasks", type=int, default=100, help="tasks to play, the first ones (default: %(default)s)")
+    parser.add_argument("--n", type=int, default=1, help="episodes per task (default: %(default)s)")
+    parser.add_argument("--skill", type=float, default=1.0, help="skill of the scripted agent (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=512, help="longest answer of a turn (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of worlds and sampling (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="JSONL file with one line per episode; an existing one is resumed")
+    parser.set_defaults(run=_eval)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from trace_gym.agents import AGENTS, make_agent
+    from trace_gym.evaluate import evaluate
+
+    if arguments.agent not in AGENTS:
+        raise unknown_name("agent", arguments.agent, AGENTS)
+    kwargs = dict(arguments.env_kwargs)
+    options: dict[str, Any] = {}
+    if arguments.agent == "scripted":
+        kwargs["demonstrator_skill"] = arguments.skill
+    elif not arguments.model:
+        raise BadInputError(f"--agent {arguments.agent} needs --model.")
+    else:
+        options = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
+    if arguments.agent == "transformers":
+        options["name_or_path"] = arguments.model
+    elif arguments.agent == "openai":
+        options |= {"model": arguments.model, "base_url": arguments.base_url}
+
+    make_env = _env_maker(arguments.env, kwargs)
+    env = make_env()
+    ids = list(env.unwrapped.task_ids)[: arguments.tasks]  # type: ignore[attr-defined]
+    env.close()
+    agent = make_agent(arguments.agent, **options)
+    report = evaluate(
+        make_env,
+        agent,
+        ids,
+        arguments.n,
+        encoder=getattr(agent, "encoder", None),  # of agents that own a tokenizer
+        seed=arguments.seed,
+        max_tokens=arguments.max_tokens,
+        out=arguments.out,
+        progress=lambda done, total: _say(f"{done}/{total} episodes"),
+    )
+    print(report)
+    return 0
+
+
+# view
+
+
+def _add_view(commands: Any) -> None:
+    parser = commands.add_parser("view", help="look at rollout trees, in the terminal or as one HTML file")
+    parser.add_argument("trees", type=Path, help="a trees.jsonl")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page to this file")
+    parser.add_argument("--step", type=int, help="only the trees of this training step")
+    parser.add_argument("--most", type=int, default=20, help="most trees on the page (default: %(default)s)")
+    parser.set_defaults(run=_view)
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    from trace_gym.record import read_trees
+    from trace_gym.viewer import most_telling, print_tree, write_html
+
+    trees = [t for t in read_trees(arguments.trees) if arguments.step in (None, t.step) and len(t) > 1]
+    if not trees:
+        raise BadInputError(f"{arguments.trees} has no trees" + ("" if arguments.step is None else " of that step"))
+    first = most_telling(trees)
+    if arguments.html is None:
+        print(print_tree(first))
+    else:
+        others = [tree for tree in reversed(trees) if tree is not first]
+        write_html([first, *others[: arguments.most - 1]], arguments.html, title=str(arguments.trees))
+        print(arguments.html)
+    return 0
+
+
+# check
+
+
+def _add_check(commands: Any) -> None:
+    parser = commands.add_parser("check", help="check the laws of a snapshot-able environment")
+    parser.add_argument("env", help="id of the environment")
+    parser.add_argument("--env-kwargs", type=_json_object, default={}, metavar="JSON", help="arguments of it")
+    parser.add_argument("--cycles", type=int, default=1000, help="cycles of the leak test (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: %(default)s)")
+    parser.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    kwargs = {"demonstrator_skill": 0.7} if arguments.env in trace_gym.ENVS else {}
+    env = _env_maker(arguments.env, {**kwargs, **arguments.env_kwargs})()
+    try:
+        laws = trace_gym.check_snapshot(env, cycles=arguments.cycles, seed=arguments.seed)
+    finally:
+        env.close()
+    print("\n".join(map(str, laws)))
+    return int(any(law.holds is False for law in laws))
+
+
+# Shared by the commands.
+
+
+def _env_maker(env_id: str, kwargs: dict[str, Any]) -> Callable[[], gymnasium.Env[Any, Any]]:
+    if env_id.rpartition(":")[2] not in gymnasium.registry and ":" not in env_id:
+        raise unknown_name("environment", env_id, gymnasium.registry)
+    return lambda: gymnasium.make(env_id, **kwargs)
+
+
+def _add_fields(parser: argparse.ArgumentParser, config: Any) -> None:
+    """Make an option of every field of a dataclass; only what is given overrides the default."""
+    hints = get_type_hints(config)
+    parsers: dict[Any, Callable[[str], Any]] = {
+        int: int,
+        float: float,
+        dict[str, Any]: _json_object,
+        tuple[str, ...]: _names,
+    }
+    shapes = {int: "N", float: "X", dict[str, Any]: "JSON", tuple[str, ...]: "A,B"}
+    for field in dataclasses.fields(config):
+        kind = hints[field.name]
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        shown = ",".join(default) if isinstance(default, tuple) else default
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=parsers.get(kind, str),
+            default=argparse.SUPPRESS,
+            metavar=shapes.get(kind, "NAME"),
+            help=f"{field.metadata['help']} (default: {shown})".replace("%", "%%"),
+        )
+
+
+def _given_fields(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(config)}
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
