@@ -37,6 +37,7 @@ class Letters:
 
     chat_template = "yes"
     eos_token, eos_token_id = END, ord(END)
+    all_special_tokens = (END,)
 
     def apply_chat_template(self, messages, tools=None, tokenize=False, add_generation_prompt=False):
         text = "".join(f"<{m['role']}>{m['content']}{END}" for m in messages)

@@ -191,7 +191,9 @@ class ChatEncoder:
             raise BadInputError("The tokenizer has no chat template; give it one (tokenizer.chat_template = …).")
         self.tokenizer = tokenizer
         self.eos_id: int = tokenizer.eos_token_id
-        self._markup = [token for token in tokenizer.all_special_tokens if len(token) > 1]
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        markup = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+        self._markup = sorted(token for token in markup if len(token) > 1)
         for following in ([], [{"role": "user", "content": "more"}]):
             self._after_answer(following)
 

@@ -30,16 +30,19 @@ class TrainConfig:
 
     out: str = _option("runs/train", "folder of the run; must be new or empty unless it is resumed")
     env: str = _option("trace_gym/MathCode-v0", "id of the environment")
-    env_kwargs: dict[str, Any] = field(default_factory=dict, metadata={"help": "arguments of the environment, as JSON"})
+    env_kwargs: dict[str, Any] = field(
+        default_factory=lambda: {"families": list(FAMILIES), "difficulties": [1, 2, 3], "max_turns": 6},
+        metadata={"help": "arguments of the environment, as JSON"},
+    )
     model: str | None = _option(None, "model name or folder; default: a small Llama, warm-started on the spot")
     methods: tuple[str, ...] = _option(("trace", "uniform"), "who gets the rollouts: trace, treepo, uniform")
-    token_budget: int = _option(300_000, "tokens that each method may generate")
-    candidates: int = _option(32, "prompts looked at per step (B)")
+    token_budget: int = _option(130_000, "tokens that each method may generate")
+    candidates: int = _option(64, "prompts looked at per step (B)")
     root_budget: int = _option(128, "rollouts from prompts per step (M)")
     expansions: int = _option(2, "continuations per rollout (N); uniform spends M(1 + N/2) on rollouts instead")
     advantage: str = _option("tree_grpo", "advantage rule of tree methods: tree_grpo, treepo, grpo; uniform uses grpo")
     predictor: str = _option("text", "success predictor: text or posterior")
-    learning_rate: float = _option(5e-4, "learning rate of the policy")
+    learning_rate: float = _option(6e-4, "learning rate of the policy")
     temperature: float = _option(1.0, "sampling temperature, in training and evaluation")
     max_turn_tokens: int = _option(32, "longest answer in one turn, in tokens")
     batch_size: int = _option(64, "most leaves in one forward pass; bounds memory")

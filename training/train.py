@@ -194,6 +194,9 @@ class _Job:
             token_budget=config.token_budget,
             temperature=config.temperature,
             learning_rate=config.learning_rate,
+            # A run has few steps and noisy gradients: without these, Adam's first steps undo much of the warm start.
+            adam_beta2=0.95,
+            warmup_steps=3,
             per_device_train_batch_size=config.batch_size,
             save_steps=config.save_every,
             save_total_limit=2,
