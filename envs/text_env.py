@@ -365,6 +365,9 @@ class TextEnv(gymnasium.Env[str, str]):
         memo[id(self)] = twin
         twin.spec = copy.deepcopy(self.spec)
         twin.np_random = copy.deepcopy(self.np_random)
+        # Spaces draw from generators of their own.
+        twin.action_space = copy.deepcopy(self.action_space)
+        twin.observation_space = copy.deepcopy(self.observation_space)
         if self._episode is not None:
             twin.set_state(self.get_state())
         return twin

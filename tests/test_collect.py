@@ -431,6 +431,21 @@ def test_a_broken_world_is_a_failed_node(event, error):
     assert all(tree.nodes[leaf].status != "failed" for tree in collection.trees[::2] for leaf in tree.leaves())
 
 
+def test_a_turn_that_broke_the_world_keeps_what_was_said_and_what_it_cost():
+    """Its tokens were generated and are paid for, whatever became of them."""
+
+    def hook(happened, subject):
+        if happened == "step" and subject.turn > 1:
+            raise InfrastructureError("sandbox_died", "gone")
+
+    agent = Talker()
+    collection = grow(make_env=lambda: Walk(hook), agent=agent, expansions=2)
+    failed = [node for node in leaves(collection) if node.status == "failed"]
+    assert failed and all(node.messages[0].role == "assistant" and node.num_generated > 0 for node in failed)
+    assert collection.cost.turns == len(agent.said)
+    assert collection.cost.tokens == sum(said.num_tokens for said in agent.said)
+
+
 def test_a_task_that_cannot_be_set_up_gets_no_budget():
     """Its prompt is marked failed and has no leaves; the whole budget goes to the others."""
 
@@ -638,7 +653,8 @@ def test_closing_does_not_wait_for_what_hangs(gate):
 
 
 INTERRUPTED = """
-import asyncio, sys, threading
+import asyncio, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 sys.path.insert(0, {folder!r})
 from test_collect import TASKS, Talker, Walk, collector
 def hook(event, subject):

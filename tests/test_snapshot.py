@@ -155,6 +155,32 @@ def test_a_wrapper_with_its_own_hooks_is_asked():
     assert env.hidden["steps"] == 1
 
 
+def test_inherited_hooks_of_a_wrapper_are_asked():
+    """A wrapper that derives from one with hooks is saved by them too."""
+
+    class Hooked(gymnasium.Wrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            self.handle = object.__new__(type("Handle", (), {}))
+            self.steps = 0
+
+        def get_state(self):
+            return self.steps
+
+        def set_state(self, state):
+            self.steps = state
+
+    class Derived(Hooked):
+        pass
+
+    env = Derived(Walk())
+    env.reset(seed=0)
+    state = trace_gym.save_state(env)
+    env.steps = 5
+    trace_gym.load_state(env, state)
+    assert env.steps == 0
+
+
 def test_an_environment_without_hooks_is_refused():
     """The error says what to implement."""
     env = gymnasium.make("CartPole-v1")

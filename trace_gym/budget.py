@@ -46,7 +46,7 @@ class Cost:
         return cls(
             rollouts=len(tree.leaves()) - continued,
             continuations=continued,
-            turns=len(nodes),
+            turns=sum(node.status != "failed" or bool(node.messages) for node in nodes),  # a failed restore is none
             tokens=sum(node.num_generated for node in nodes),
             tool_calls=sum(node.num_tool_calls for node in nodes),
         )

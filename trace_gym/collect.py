@@ -283,9 +283,8 @@ class _Round:
         _, reward, terminated, truncated, info = await self.call(env, env.step, completion.text)
         known = len(branch.messages())
         messages = tuple(Message.from_dict(message) for message in info["messages"][known:])
-        if "failure" in info:
-            raise InfrastructureError(info["failure"]["kind"], info["failure"]["reason"])
-        over = terminated or truncated
+        failure = Failure(**info["failure"]) if "failure" in info else None
+        over = terminated or truncated or failure is not None
         ids, sampled, logprobs = self.columns(completion, () if over else messages[1:])
         node = Node(
             parent=0,  # set when the tree is built
@@ -293,14 +292,16 @@ class _Round:
             token_ids=ids,
             sampled=sampled,
             logprobs=logprobs,
-            status="terminal" if terminated else "truncated" if truncated else "open",
-            reward=float(reward) if over else None,
+            status="failed" if failure else "terminal" if terminated else "truncated" if truncated else "open",
+            reward=float(reward) if over and not failure else None,
             outcome=info.get("outcome"),
+            failure=failure,
             num_generated=completion.num_tokens,
             num_tool_calls=info["tool_calls"],
             num_tool_errors=info["tool_errors"],
         )
-        keep = self.c.keep_states or (self.c.expansions > 0 and len(branch.key) == 2 and not over)
+        is_anchor = self.c.expansions > 0 and len(branch.key) == 2 and not over
+        keep = failure is None and (self.c.keep_states or is_anchor)
         state = await self.call(env, save_state, env) if keep else None
         branch.states.append(state)
         branch.nodes.append(replace(node, state=state if self.c.keep_states else None))

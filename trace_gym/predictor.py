@@ -7,8 +7,8 @@ from pairs (prefix, s successes of n) that are handed in once per step, after th
 - `PosteriorPredictor`: a Beta posterior per prompt, as MoPPS (arXiv 2507.04632) keeps it.
 - `TextFeaturePredictor`: logistic regression on hashed text and turn statistics, learnt online.
 
-`branch_point_targets` and `recursive_targets` turn a tree into pairs. Left out: everything that
-needs a language model (training/ has it) and Thompson sampling.
+`branch_point_targets` and `recursive_targets` turn a tree into pairs. Left out: predictors that
+need a language model, and Thompson sampling.
 
 Letters: N prefixes or pairs, n nodes of a tree.
 """

@@ -201,7 +201,7 @@ def _base(env: AnyEnv) -> Snapshotable:
 
 def _wrapper_state(wrapper: gymnasium.Wrapper[Any, Any, Any, Any]) -> Any:
     """Return a wrapper's own mutable attributes: its `get_state` if it has one, else its plain data."""
-    if "get_state" in vars(type(wrapper)):
+    if hasattr(type(wrapper), "get_state"):  # its own: wrappers do not pass on what the base class has
         return cast(Any, wrapper).get_state()
     state = {}
     for name, value in vars(wrapper).items():
@@ -219,7 +219,7 @@ def _wrapper_state(wrapper: gymnasium.Wrapper[Any, Any, Any, Any]) -> Any:
 
 
 def _set_wrapper_state(wrapper: gymnasium.Wrapper[Any, Any, Any, Any], state: Any) -> None:
-    if "set_state" in vars(type(wrapper)):
+    if hasattr(type(wrapper), "set_state"):
         cast(Any, wrapper).set_state(state)
     else:
         vars(wrapper).update(state)

@@ -1,8 +1,7 @@
 """What a step is worth knowing for: metrics of a `Collection`, computed before any update.
 
-Units: a *budget unit* is one rollout of nominal cost, so a step of M rollouts with N expansions each has ``M
-    (1 + N/2)``
-units (see `trace_gym.budget`). Ratios are in [0, 1], times in seconds.
+Units: a *budget unit* is one rollout of nominal cost, so a step of M rollouts with N expansions each has
+``M (1 + N/2)`` units (see `trace_gym.budget`). Ratios are in [0, 1], times in seconds.
 
 The effective ratio is given over selected prompts (those that got rollouts) and over all candidates: a
 useless predictor still shows a good ratio over what it selected (TRACE.md section 8).

@@ -9,7 +9,9 @@ from typing import Any
 
 import gymnasium
 
+from trace_gym.advantages import ADVANTAGES
 from trace_gym.errors import BadInputError, require, unknown_name
+from trace_gym.predictor import PREDICTORS
 
 # What the default policy, a million parameters, learns in two minutes; the environment offers more.
 FAMILIES = ("arithmetic", "counting", "digit_sum", "divisors", "gcd_lcm", "linear", "power", "recurrence")
@@ -63,6 +65,12 @@ class TrainConfig:
         for method in self.methods:
             if method not in METHODS:
                 raise unknown_name("method", method, METHODS)
+        for what, given, allowed in (
+            ("advantage", self.advantage, ADVANTAGES),
+            ("predictor", self.predictor, PREDICTORS),
+        ):
+            if given not in allowed:
+                raise unknown_name(what, given, allowed)
         if not self.methods or len(set(self.methods)) != len(self.methods):
             raise BadInputError(f"Name each method once, and at least one of {', '.join(METHODS)}.")
         least = {"token_budget": 1, "candidates": 1, "root_budget": 2, "eval_tasks": 1, "eval_every": 1}

@@ -54,15 +54,20 @@ class RunLog(TrainerCallback):
         self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **kwargs: Any
     ) -> None:
         """Write the metrics of a step and show the most telling ones."""
-        if not logs or "budget/tokens_total" not in logs:
+        if not logs or "train_runtime" in logs:
             return  # the summary at the end of a run
         line = {"step": state.global_step, **{name: float(value) for name, value in logs.items()}}
+        # A later update of a step collected nothing, so it knows nothing of rollouts.
+        is_first = "budget/tokens_total" in line
+        line.setdefault("budget/tokens_total", float(state.num_input_tokens_seen))
         if state.global_step % self.every == 0:
             report = self.evaluate(kwargs["model"])
             line |= eval_metrics(report)
             self.progress(f"{self.name}: step {state.global_step}: {report.pass_at_1:.1%} of held-out tasks solved")
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
+        if not is_first:
+            return
         share = min(1.0, line["budget/tokens_total"] / self.token_budget)
         self.progress(
             f"{self.name}: step {state.global_step}, {share:.0%} of the tokens, "
@@ -77,8 +82,9 @@ class RunLog(TrainerCallback):
         total = {name: sum(line.get(f"budget/{name}", 0) for line in lines) for name in _COUNTED}
         seconds = sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
         cost = Cost(**{name: int(value) for name, value in total.items()}, seconds=seconds)
+        collections = [line for line in lines if "tree/effective_ratio_candidates" in line]
         ratios = {
-            short: sum(line.get(f"tree/effective_ratio_{long}", 0.0) for line in lines) / max(1, len(lines))
+            short: sum(line.get(f"tree/effective_ratio_{long}", 0.0) for line in collections) / max(1, len(collections))
             for short, long in (("effective_selected", "selected"), ("effective_candidates", "candidates"))
         }
         return {"cost": asdict(cost), **ratios}

@@ -227,7 +227,8 @@ class TraceGRPOTrainer(GRPOTrainer):
         self.predictor.update(*predictor_pairs(collection.trees, self.args.predictor_target))
         metrics["time/predictor_update"] = time.perf_counter() - start
 
-        rows = tree_rows(collection.trees, [tree_advantages(tree, self._advantage()) for tree in collection.trees])
+        advantages = [tree_advantages(tree, self._advantage()) for tree in collection.trees]
+        rows = tree_rows(collection.trees, advantages, mask_prefix=self.args.mask_prefix)
         if self.args.advantage == "treepo":
             rows = whiten_rows(rows)
         for row in rows:

@@ -67,7 +67,7 @@ class MicroBatch:
 
 def tree_advantages(tree: RolloutTree, rule: AdvantageRule) -> dict[int, float]:
     """Return the advantage of each leaf of one prompt, by node index; 0 where it failed."""
-    leaves = [leaf for leaf in tree.leaves() if leaf != ROOT]  # a prompt that could not be set up ends at the root
+    leaves = tree.leaves()
     paths = [tree.path(leaf) for leaf in leaves]
     values = rule(tree.returns()[leaves], [path[1] for path in paths], paths)
     return dict(zip(leaves, values.tolist(), strict=True))

@@ -179,9 +179,10 @@ class MathCodeEnv(TextEnv):
         )
 
     def _cell(self, world: World, code: str) -> tuple[str, bool, World]:
-        session = world.session if world.session is not None else self._python().new(seed=world.seed)
-        result, session = session.step(code, reseed=world.reseed)
-        world = replace(world, session=session, reseed=None)
+        before = world.session if world.session is not None else self._python().new(seed=world.seed)
+        result, session = before.step(code, reseed=world.reseed)
+        # A cell that was undone took the new seed with it.
+        world = replace(world, session=session, reseed=world.reseed if session is before else None)
         if result.status not in ("ok", "truncated"):
             return result.text, False, world
         return result.text, True, replace(world, shown=result.text, num_good=world.num_good + 1)

@@ -436,13 +436,14 @@ def _close_all(live: LiveSet, sandboxes: list[Sandbox]) -> None:
 
 _tools: weakref.WeakSet[PythonTool] = weakref.WeakSet()
 _shares: dict[PythonTool, int] = {}  # how many leases
-_shared_lock = threading.Lock()
+_shared_lock = threading.RLock()  # reentrant: collecting a lease may interrupt a caller that holds it
 
 
 class ToolLease:
     """A share of a tool that several environments of one process use.
 
-    Has the tool's `new`, `load` and `owns`; closing the last share closes the tool.
+    Has the tool's `new`, `load` and `owns`; closing the last share closes the tool. A share that is forgotten is given
+    back when it is collected.
     """
 
     def __init__(self, tool: PythonTool) -> None:
@@ -451,19 +452,11 @@ class ToolLease:
         self.new = tool.new
         self.load = tool.load
         self.owns = tool.owns
-        self._held = True
+        self._give_back = weakref.finalize(self, _give_back, tool)
 
     def close(self) -> None:
         """Give the share back; doing so again does nothing."""
-        with _shared_lock:
-            if not self._held:
-                return
-            self._held = False
-            _shares[self.tool] -= 1
-            if _shares[self.tool]:
-                return
-            del _shares[self.tool]
-        self.tool.close()
+        self._give_back()
 
     def __enter__(self) -> ToolLease:
         """Return the lease."""
@@ -492,12 +485,25 @@ def shared_tool(**limits: Any) -> ToolLease:
     with _shared_lock:
         tool = next((tool for tool in _shares if tool.limits == fresh.limits), fresh)
         _shares[tool] = _shares.get(tool, 0) + 1
+        if tool._closed:  # its last share was collected just now
+            del _shares[tool]
+            tool = fresh
+            _shares[tool] = 1
     return ToolLease(tool)
+
+
+def _give_back(tool: PythonTool) -> None:
+    with _shared_lock:
+        _shares[tool] -= 1
+        if _shares[tool]:
+            return
+        del _shares[tool]
+    tool.close()
 
 
 def _reset_tools() -> None:
     global _shared_lock
-    _shared_lock = threading.Lock()
+    _shared_lock = threading.RLock()
     for tool in list(_tools):
         tool._reset_after_fork()
 

@@ -268,6 +268,18 @@ def test_clones_diverge_and_leave_one_another_alone(env):
     second.close()
 
 
+def test_clones_draw_from_spaces_of_their_own(env):
+    """Sampling an action in a clone does not change what its parent samples next."""
+    env.reset(seed=0)
+    drawn = []
+    for num_draws in (0, 2):
+        env.action_space.seed(3)
+        for _ in range(num_draws):
+            clone(env)[0].action_space.sample()
+        drawn.append(env.action_space.sample())
+    assert drawn[0] == drawn[1]
+
+
 def test_a_state_restores_from_bytes(env):
     """Variables, turn and conversation; the key is that of the content."""
     env.step(run("x = 41"))
@@ -293,6 +305,19 @@ def test_a_reseeded_restore_draws_other_numbers(env, num_cells):
             load_state(env, saved, reseed)
             drawn.append(env.step(draw)[0])
         assert drawn[0] == drawn[1] and drawn[2] == drawn[3] and len(set(drawn)) == 3
+
+
+def test_a_reseed_outlives_a_cell_that_was_undone(env):
+    """After a killed cell the session is as before it; the continuation still draws numbers of its own."""
+    env.step(run("import os, random"))
+    state = save_state(env)
+    drawn = []
+    for reseed, cells in ((7, ()), (7, ("os._exit(1)",)), (None, ("os._exit(1)",))):
+        load_state(env, state, reseed)
+        for cell in cells:
+            env.step(run(cell))
+        drawn.append(env.step(run("random.random()"))[0])
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_closing_twice_is_fine_and_a_reset_begins_anew():

@@ -213,6 +213,21 @@ def test_uneven_trees_singletons_and_prompts_without_rollouts_train(make_trainer
     assert_close(gradients.steps[0], expected.steps[0], tolerance=0.0)
 
 
+def test_a_masked_prefix_is_left_out_of_the_continuations_loss(make_trainer: MakeTrainer) -> None:
+    """``mask_prefix`` reaches the rows: the shared turn trains once instead of once per leaf."""
+
+    def trained(mask_prefix: bool) -> int:
+        grown = tree("a", [])
+        turn = Node(ROOT, (Message("assistant", "x"),), (20, 21), (True, True), (-0.5, -0.5), num_generated=2)
+        anchor = grown.add(turn)
+        grown.add(replace(turn, parent=anchor, status="terminal", reward=1.0))
+        grown.add(replace(turn, parent=anchor, status="terminal", reward=0.0, birth=anchor))
+        trainer, _ = train_on(make_trainer, collection(grown), mask_prefix=mask_prefix)
+        return sum(int(inputs["tool_mask"].sum()) for inputs in trainer._buffered_inputs if inputs)
+
+    assert (trained(mask_prefix=False), trained(mask_prefix=True)) == (8, 6)
+
+
 def test_failed_leaves_leave_everything_else_identical(make_trainer: MakeTrainer) -> None:
     """A failed rollout is no outcome: it is in no row, no baseline and no mean."""
     trainer, gradients = train_on(make_trainer, collection(tree("a", [1, 0, 0]), tree("b", [0, 1])))

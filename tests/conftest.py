@@ -1,0 +1,24 @@
+"""What holds for every test module: it leaves no process behind."""
+
+import gc
+import time
+from pathlib import Path
+
+import pytest
+
+
+def children():
+    """Return the pids of this process's children (none where there is no /proc)."""
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_is_left_behind():
+    """An environment that a test forgot to close keeps its sandbox running."""
+    before = children()
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while (left := children() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"processes left behind: {sorted(left)}"
