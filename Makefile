@@ -21,10 +21,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 train: $(VENV)/installed
-	$(BIN)/trace-gym train --out runs/train
+	@# A run that is there already goes on, or shows its result again; remove it with: make clean
+	if [ -f runs/train/config.json ]; then $(BIN)/trace-gym train --resume runs/train; \
+	else $(BIN)/trace-gym train --out runs/train; fi
 
 quick: $(VENV)/installed
-	$(BIN)/trace-gym train --quick --out runs/quick
+	if [ -f runs/quick/config.json ]; then $(BIN)/trace-gym train --resume runs/quick; \
+	else $(BIN)/trace-gym train --quick --out runs/quick; fi
 
 test: $(VENV)/installed
 	$(BIN)/pytest

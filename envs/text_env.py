@@ -126,7 +126,12 @@ class TextEnv(gymnasium.Env[str, str]):
         render_mode: str | None = None,
     ) -> None:
         """Check the arguments and create the spaces."""
-        for name, value in (("max_turns", max_turns), ("max_bad_actions", max_bad_actions)):
+        for name, value in (
+            ("max_turns", max_turns),
+            ("max_bad_actions", max_bad_actions),
+            ("max_action_chars", max_action_chars),
+            ("max_observation_chars", max_observation_chars),
+        ):
             if value < 1:
                 raise BadInputError(f"{name} must be at least 1; got {value}.")
         if demonstrator_skill is not None and not 0 <= demonstrator_skill <= 1:

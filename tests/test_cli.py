@@ -46,6 +46,7 @@ def test_help_needs_no_model_library():
         (["check", "trace_gym/MathCod-v0"], "Did you mean 'trace_gym/MathCode-v0'"),
         (["eval", "--agent", "scriptd"], "Did you mean 'scripted'"),
         (["eval", "--agent", "transformers"], "needs --model"),
+        (["eval", "--agent", "scripted", "--env", "CartPole-v1"], "does not take the arguments"),
         (["eval", "--agent", "scripted", "--env-kwargs", '{"families": ["chian"]}'], "Did you mean 'chain'"),
         (["eval", "--agent", "scripted", "--env-kwargs", '{"tool_format": "hermez"}'], "Did you mean 'hermes'"),
         (["train", "--methods", "trase"], "Did you mean 'trace'"),
@@ -89,3 +90,5 @@ def test_eval_of_the_perfect_demonstrator_is_perfect_and_resumes(tmp_path, capsy
     assert len(before.splitlines()) == 12
     code, again, _ = call(capsys, *arguments)
     assert code == 0 and out.read_text() == before and "12/12" in again
+    code, _, err = call(capsys, *arguments, "--skill", "0.5")
+    assert code == 1 and "another evaluation" in err and out.read_text() == before

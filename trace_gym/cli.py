@@ -19,6 +19,7 @@ import gymnasium
 
 import trace_gym
 from trace_gym.errors import BadInputError, TraceGymError, unknown_name
+from trace_gym.snapshot import Snapshotable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,6 +149,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         max_tokens=arguments.max_tokens,
         out=arguments.out,
+        run=json.dumps([arguments.env, kwargs, arguments.agent, options, arguments.seed], sort_keys=True),
         progress=lambda done, total: _say(f"{done}/{total} episodes"),
     )
     print(report)
@@ -212,6 +214,13 @@ def _check(arguments: argparse.Namespace) -> int:
 def _env_maker(env_id: str, kwargs: dict[str, Any]) -> Callable[[], gymnasium.Env[Any, Any]]:
     if env_id.rpartition(":")[2] not in gymnasium.registry and ":" not in env_id:
         raise unknown_name("environment", env_id, gymnasium.registry)
+    try:
+        env = gymnasium.make(env_id, **kwargs)
+    except TypeError as error:
+        raise BadInputError(f"{env_id} does not take the arguments {kwargs}: {error}") from error
+    env.close()
+    if not isinstance(env.unwrapped, Snapshotable):
+        raise BadInputError(f"{env_id} is no environment of this kind; it has no get_state and set_state.")
     return lambda: gymnasium.make(env_id, **kwargs)
 
 

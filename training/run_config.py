@@ -56,7 +56,9 @@ class TrainConfig:
     save_every: int = _option(10, "steps between checkpoints")
     demonstrations: int = _option(6_000, "demonstrations the default policy is warm-started on")
     skill: float = _option(0.6, "share of right steps in those demonstrations")
-    warm_epochs: float = _option(3.0, "passes over the demonstrations")
+    warm_epochs: float = _option(
+        8.0, "most passes over the demonstrations; the warm start stops once it solves half of the tasks"
+    )
     seed: int = _option(0, "seed of everything random")
     threads: int = _option(0, "torch threads; 0 takes one per core")
 
@@ -76,6 +78,10 @@ class TrainConfig:
         least = {"token_budget": 1, "candidates": 1, "root_budget": 2, "eval_tasks": 1, "eval_every": 1}
         least |= {
             "curve_tasks": 1,
+            "updates_per_step": 1,
+            "batch_size": 1,
+            "expansions": 0,
+            "demonstrations": 1,
             "save_every": 1,
             "max_turn_tokens": 1,
             "lora_rank": 0,
@@ -85,6 +91,11 @@ class TrainConfig:
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise BadInputError(f"{name} must be at least {value}; got {getattr(self, name)}.")
+        for name in ("learning_rate", "temperature", "warm_epochs"):
+            if not getattr(self, name) > 0:
+                raise BadInputError(f"{name} must be above 0; got {getattr(self, name)}.")
+        if not 0 <= self.skill <= 1:
+            raise BadInputError(f"skill must be in [0, 1]; got {self.skill}.")
         if self.lora_rank:
             require("peft", "train")
         if self.env not in gymnasium.registry:

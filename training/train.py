@@ -3,12 +3,13 @@
 Everything goes to one folder that a person can read and an interrupted run resumes from:
 
     config.json            what was asked for
-    before.json            held-out accuracy of the policy before training
+    before.json, .jsonl    held-out accuracy of the policy before training, and its episodes
     METHOD/metrics.jsonl   one line per step
     METHOD/trees.jsonl     every rollout tree
     METHOD/checkpoint-N/   the newest checkpoints
     METHOD/model/          the trained policy
-    METHOD/result.json     held-out accuracy after training, and what it cost
+    METHOD/result.json     held-out accuracy after training, and what it cost; after.jsonl: the episodes
+    METHOD/runs/           TensorBoard
     curves.png, tree.html, summary.md
 
 Agents come in by argument (`agent_factory`): this room knows none.
@@ -17,9 +18,11 @@ Agents come in by argument (`agent_factory`): this room knows none.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,8 @@ from trace_gym.viewer import most_telling, write_html
 
 AgentFactory = Callable[..., Agent]
 Progress = Callable[[str], None]
+
+MEASURED_TASKS = 150  # to tell whether the warm start is good enough
 
 
 def train(
@@ -66,6 +71,7 @@ def train(
     if config.threads:
         torch.set_num_threads(config.threads)
     quiet()
+    _check(config, folder)
     _write_json(folder / "config.json", asdict(config))
 
     job = _Job(config, folder, agent_factory, progress)
@@ -93,6 +99,7 @@ class _Job:
                     epochs=config.warm_epochs,
                     seed=config.seed,
                 ),
+                lambda model, tokenizer: self.evaluate(model, tokenizer, MEASURED_TASKS, split="train").pass_at_1,
                 progress=progress,
             )
         )
@@ -106,16 +113,18 @@ class _Job:
         kwargs = {**self.config.env_kwargs, "split": split}
         return gymnasium.make(self.config.env, disable_env_checker=True, **kwargs)
 
-    def evaluate(self, model: Any, tokenizer: Any, num_tasks: int, out: Path | None = None) -> Report:
-        """Evaluate on the first held-out tasks; equal numbers of tasks are equal tasks and seeds."""
-        env = self.make_env()
+    def evaluate(
+        self, model: Any, tokenizer: Any, num_tasks: int, out: Path | None = None, split: str = "eval"
+    ) -> Report:
+        """Evaluate on the first tasks of a split; equal numbers of tasks are equal tasks and seeds."""
+        env = self.make_env(split)
         ids = list(env.unwrapped.task_ids)[:num_tasks]  # type: ignore[attr-defined]
         env.close()
         agent = self.agent_factory(
             model, tokenizer, temperature=self.config.temperature, max_tokens=self.config.max_turn_tokens
         )
         return evaluate(
-            self.make_env,
+            partial(self.make_env, split),
             agent,
             ids,
             encoder=ChatEncoder(tokenizer),
@@ -144,7 +153,7 @@ class _Job:
             return
         folder.mkdir(exist_ok=True)
         model, tokenizer = self.load()
-        args = self.trainer_args(method, folder)
+        args = trainer_args(config, method, folder)
         log = RunLog(
             folder / "metrics.jsonl",
             method,
@@ -172,39 +181,6 @@ class _Job:
         self.progress(f"{method}: {_percent(report)} of {report.num_tasks} held-out tasks solved after training")
         _write_json(folder / "result.json", {"after": report.to_dict(), **log.totals()})
 
-    def trainer_args(self, method: str, folder: Path) -> Any:
-        """Return the trainer's configuration; methods differ in who gets rollouts, at equal nominal cost."""
-        from trace_gym.training.config import TraceGRPOConfig
-
-        config = self.config
-        flat = method == "uniform"
-        nominal = int(nominal_cost(config.root_budget, config.expansions))
-        return TraceGRPOConfig(
-            output_dir=str(folder),
-            env_id=config.env,
-            env_kwargs={"split": "train", **config.env_kwargs},
-            candidates=config.candidates,
-            root_budget=nominal if flat else config.root_budget,
-            expansions=0 if flat else config.expansions,
-            allocator=method,
-            predictor=config.predictor,
-            advantage="grpo" if flat else config.advantage,
-            updates_per_step=config.updates_per_step,
-            max_turn_tokens=config.max_turn_tokens,
-            token_budget=config.token_budget,
-            temperature=config.temperature,
-            learning_rate=config.learning_rate,
-            # A run has few steps and noisy gradients: without these, Adam's first steps undo much of the warm start.
-            adam_beta2=0.95,
-            warmup_steps=3,
-            per_device_train_batch_size=config.batch_size,
-            save_steps=config.save_every,
-            save_total_limit=2,
-            trees_path=str(folder / "trees.jsonl"),
-            disable_tqdm=True,
-            seed=config.seed,
-        )
-
     def report(self, before: Report) -> Path:
         """Write curves, the most telling tree and the comparison; return the run's folder."""
         rows, runs = [], {}
@@ -214,8 +190,8 @@ class _Job:
             rows.append(
                 MethodSummary(
                     method,
-                    before=Accuracy(before.pass_at_1, *before.interval),
-                    after=Accuracy(after["pass_at_1"], *after["interval"]),
+                    before=_accuracy(before),
+                    after=_accuracy(Report(**after)),
                     effective_selected=result["effective_selected"],
                     effective_candidates=result["effective_candidates"],
                     cost=Cost(**result["cost"]),
@@ -231,6 +207,50 @@ class _Job:
         write_html([most_telling(trees)], self.folder / "tree.html", title=f"{self.config.env}: most telling tree")
         self.progress(f"\n{table}\nEverything is in {self.folder}: curves.png, tree.html, summary.md, METHOD/…")
         return self.folder
+
+
+def trainer_args(config: TrainConfig, method: str, folder: Path) -> Any:
+    """Return the trainer's configuration; methods differ in who gets rollouts, at equal nominal cost."""
+    from trace_gym.training.config import TraceGRPOConfig
+
+    flat = method == "uniform"
+    nominal = int(nominal_cost(config.root_budget, config.expansions))
+    return TraceGRPOConfig(
+        output_dir=str(folder),
+        env_id=config.env,
+        env_kwargs={"split": "train", **config.env_kwargs},
+        candidates=config.candidates,
+        root_budget=nominal if flat else config.root_budget,
+        expansions=0 if flat else config.expansions,
+        allocator=method,
+        predictor=config.predictor,
+        advantage="grpo" if flat else config.advantage,
+        updates_per_step=config.updates_per_step,
+        max_turn_tokens=config.max_turn_tokens,
+        token_budget=config.token_budget,
+        temperature=config.temperature,
+        learning_rate=config.learning_rate,
+        adam_beta2=0.95,  # a run has tens of steps, not thousands
+        per_device_train_batch_size=config.batch_size,
+        save_steps=config.save_every,
+        save_total_limit=2,
+        trees_path=str(folder / "trees.jsonl"),
+        disable_tqdm=True,
+        seed=config.seed,
+    )
+
+
+def _check(config: TrainConfig, folder: Path) -> None:
+    """Refuse what the trainer or the environment would refuse, before anything heavy starts."""
+    from trace_gym.training.trainer import training_tasks
+
+    for method in config.methods:
+        training_tasks(trainer_args(config, method, folder / method))
+
+
+def _accuracy(report: Report) -> Accuracy:
+    mean = math.nan if report.pass_at_1 is None else report.pass_at_1  # None: every episode failed
+    return Accuracy(mean, *report.interval)
 
 
 def _lora(rank: int) -> Any:
@@ -253,8 +273,9 @@ def _drop_later_trees(path: Path, checkpoint: Path | None) -> None:
         return
     steps = _collections(checkpoint)
     kept = [tree for tree in read_trees(path) if tree.step < steps]
-    path.unlink()
-    write_trees(path, kept)
+    part = path.with_suffix(".part")
+    write_trees(part, kept, append=False)
+    part.replace(path)  # in one piece: an interrupt loses no tree
 
 
 def _collections(checkpoint: Path | None) -> int:

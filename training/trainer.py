@@ -151,7 +151,7 @@ class TraceGRPOTrainer(GRPOTrainer):
         if peft_config is not None:
             require("peft", "train")
         self._encoder = ChatEncoder(processing_class)
-        dataset = _tasks(args, train_dataset)
+        dataset = training_tasks(args, train_dataset)
         with warnings.catch_warnings():
             # peft asks transformers for an attribute by its old name.
             warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
@@ -402,8 +402,12 @@ def _make_env(args: TraceGRPOConfig) -> gymnasium.Env[Any, Any]:
     return gymnasium.make(args.env_id, disable_env_checker=True, **(args.env_kwargs or {}))
 
 
-def _tasks(args: TraceGRPOConfig, given: Dataset | Sequence[str] | None) -> Dataset:
-    """Return the tasks as a data set, after checking that the configuration fits them and the environment."""
+def training_tasks(args: TraceGRPOConfig, given: Dataset | Sequence[str] | None = None) -> Dataset:
+    """Return the tasks as a data set, after checking that the configuration fits them and the environment.
+
+    Raises:
+        BadInputError: If it does not.
+    """
     env = _make_env(args)
     try:
         max_turns = getattr(env.unwrapped, "max_turns", None)

@@ -22,13 +22,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-import trace_gym
 from trace_gym.chat import ChatEncoder
 from trace_gym.errors import BadInputError, InfrastructureError, require
 from trace_gym.messages import Message
-from trace_gym.training.policy import PolicyShape, build_model, build_tokenizer
+from trace_gym.training.policy import CHAT_TEMPLATE, SPECIAL_TOKENS, PolicyShape, build_model, build_tokenizer
 
 SAVED = "model.safetensors"
+KEY_SAMPLE = 300  # tasks
+MEASURE_BELOW = 0.4  # loss; a policy with more solves nothing, which takes long to find out
+
+Measure = Callable[[Any, Any], float]
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class WarmStart:
         shape: Size of the model.
         episodes: Demonstrations to play, each on another task as far as there are enough.
         skill: Share of the demonstrator's steps that are right.
-        epochs: Passes over the demonstrations.
+        epochs: Most passes over the demonstrations.
+        target: Share of tasks solved at which training stops, if it is measured.
         batch_size: Demonstrations per update.
         learning_rate: Peak learning rate; falls to zero linearly.
         seed: Seed of the weights, the demonstrations and their order.
@@ -52,16 +56,31 @@ class WarmStart:
     shape: PolicyShape = field(default_factory=PolicyShape)
     episodes: int = 6_000
     skill: float = 0.6
-    epochs: float = 3.0
+    epochs: float = 8.0
+    target: float = 0.5
     batch_size: int = 32
     learning_rate: float = 3e-3
     seed: int = 0
 
     def key(self) -> str:
-        """Return the hash that names the result in the cache."""
-        versions = {name: require(name, "train").__version__ for name in ("torch", "transformers", "trl")}
-        content = {**asdict(self), **versions, "trace_gym": trace_gym.__version__}
+        """Return the hash of everything that makes the policy: this, the libraries, the template, the tasks.
+
+        Of the tasks a sample goes in, with its prompts and first demonstrated actions: what a change of the
+        environment's texts would change.
+        """
+        names = ("torch", "transformers", "trl", "tokenizers")
+        content: list[Any] = [asdict(self), {name: require(name, "train").__version__ for name in names}]
+        content += [CHAT_TEMPLATE, SPECIAL_TOKENS]
+        with closing(self.make_env()) as env:
+            ids = env.unwrapped.task_ids  # type: ignore[attr-defined]
+            for task_id in ids[:: max(1, len(ids) // KEY_SAMPLE)]:
+                _, info = env.reset(seed=self.seed, options={"task_id": task_id})
+                content.append([info["messages"], info["tools"], info.get("demonstration")])
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def make_env(self) -> gymnasium.Env[Any, Any]:
+        """Return an environment with the demonstrator."""
+        return gymnasium.make(self.env_id, **{**self.env_kwargs, "demonstrator_skill": self.skill})
 
 
 @dataclass(frozen=True)
@@ -93,8 +112,21 @@ def default_cache() -> Path:
     return Path(base) / "trace_gym" if base else Path.home() / ".cache" / "trace_gym"
 
 
-def warm_start(config: WarmStart, cache: Path | None = None, progress: Callable[[str], None] = print) -> Path:
+def warm_start(
+    config: WarmStart,
+    measure: Measure | None = None,
+    *,
+    cache: Path | None = None,
+    progress: Callable[[str], None] = print,
+) -> Path:
     """Return the folder of the warm-started policy; make it unless the cache has it.
+
+    Args:
+        config: How it is made.
+        measure: Returns the share of tasks that a model with its tokenizer solves. Training stops once it reaches
+            ``config.target``: how fast a fresh model learns to copy numbers differs a lot from seed to seed.
+        cache: Folder of the policies; `default_cache` by default.
+        progress: Called with one line at a time.
 
     Raises:
         MissingExtraError: If the training extra is not installed.
@@ -109,7 +141,7 @@ def warm_start(config: WarmStart, cache: Path | None = None, progress: Callable[
     # Trained elsewhere and moved in one piece: an interrupted run leaves no half policy behind.
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         folder = Path(scratch) / "policy"
-        _train(config, demonstrations, folder, progress)
+        _train(config, demonstrations, folder, measure, progress)
         shutil.rmtree(target, ignore_errors=True)
         folder.rename(target)
     return target
@@ -122,13 +154,12 @@ def play_demonstrations(config: WarmStart, progress: Callable[[str], None] = pri
         BadInputError: If the environment offers no demonstrations.
         InfrastructureError: If an episode failed for that reason.
     """
-    kwargs = {**config.env_kwargs, "demonstrator_skill": config.skill}
     workers = 2 * (os.cpu_count() or 1)
     shares = np.array_split(np.arange(config.episodes), workers)
     order = np.random.default_rng([config.seed, 0]).permutation(config.episodes)
 
     def play(share: Sequence[int]) -> list[Demonstration]:
-        with closing(gymnasium.make(config.env_id, **kwargs)) as env:
+        with closing(config.make_env()) as env:
             ids = env.unwrapped.task_ids  # type: ignore[attr-defined]
             return [_play(env, ids[int(order[i]) % len(ids)], seed=config.seed + int(i)) for i in share]
 
@@ -140,6 +171,14 @@ def play_demonstrations(config: WarmStart, progress: Callable[[str], None] = pri
 
 
 def _play(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Demonstration:
+    """Play one demonstration; an infrastructure failure is tried again once."""
+    try:
+        return _play_once(env, task_id, seed)
+    except InfrastructureError:
+        return _play_once(env, task_id, seed)
+
+
+def _play_once(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Demonstration:
     _, info = env.reset(seed=seed, options={"task_id": task_id})
     reward, over = 0.0, False
     while not over:
@@ -173,7 +212,11 @@ def encode_demonstration(encoder: ChatEncoder, demonstration: Demonstration) -> 
 
 
 def _train(
-    config: WarmStart, demonstrations: Sequence[Demonstration], folder: Path, progress: Callable[[str], None]
+    config: WarmStart,
+    demonstrations: Sequence[Demonstration],
+    folder: Path,
+    measure: Measure | None,
+    progress: Callable[[str], None],
 ) -> None:
     """Train a fresh policy on the demonstrations with TRL's SFTTrainer and save it.
 
@@ -211,7 +254,7 @@ def _train(
         args=args,
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tokenizer,
-        callbacks=[_progress_callback(progress)],
+        callbacks=[_callback(config, tokenizer, measure, progress)],
     )
     trainer.remove_callback(require("transformers", "train").PrinterCallback)
     trainer.train()
@@ -219,12 +262,20 @@ def _train(
     tokenizer.save_pretrained(folder)
 
 
-def _progress_callback(progress: Callable[[str], None]) -> Any:
+def _callback(config: WarmStart, tokenizer: Any, measure: Measure | None, progress: Callable[[str], None]) -> Any:
     transformers = require("transformers", "train")
 
     class Progress(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+        """Tells how far training is, and stops it once the policy is good enough."""
+
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            if logs and "loss" in logs:
-                progress(f"warm start: step {state.global_step}/{state.max_steps}, loss {float(logs['loss']):.3f}")
+            if not logs or "loss" not in logs:
+                return
+            loss, solved = float(logs["loss"]), None
+            if measure is not None and loss < MEASURE_BELOW:
+                solved = measure(kwargs["model"], tokenizer)
+                control.should_training_stop = solved >= config.target
+            told = "" if solved is None else f", {solved:.0%} of the training tasks solved"
+            progress(f"warm start: step {state.global_step}, loss {loss:.3f}{told}")
 
     return Progress()

@@ -85,7 +85,7 @@ class MathCodeEnv(TextEnv):
     ## Arguments
     | argument | default | meaning |
     |---|---|---|
-    | `split` | `"train"` | `"train"` or `"eval"`; no question occurs in both |
+    | `split` | None | `"train"` or `"eval"`; no question occurs in both. None: `"train"`, or all of a file |
     | `families`, `difficulties` | all | which bundled problems |
     | `size`, `task_seed` | 1500, 0 | how many, and the seed they are generated from |
     | `data` | None | a JSON Lines file with `question` and `answer` in place of the bundled problems |
@@ -100,7 +100,7 @@ class MathCodeEnv(TextEnv):
 
     def __init__(
         self,
-        split: str = "train",
+        split: str | None = None,
         families: Sequence[str] | None = None,
         difficulties: Sequence[int] | None = None,
         size: int = 1500,
@@ -245,14 +245,16 @@ class MathCodeEnv(TextEnv):
 
 @lru_cache(maxsize=32)  # many environments of a run share one table; it never changes
 def _tasks(
-    split: str,
+    split: str | None,
     families: tuple[str, ...] | None,
     difficulties: tuple[int, ...] | None,
     size: int,
     seed: int,
     data: str | None,
 ) -> TaskTable:
-    return TaskSet(split, families, difficulties, size, seed) if data is None else load_tasks(data)
+    if data is not None:
+        return load_tasks(data, split)
+    return TaskSet(split or "train", families, difficulties, size, seed)
 
 
 def _refuse(call: ToolCall) -> CallError | None:

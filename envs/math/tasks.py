@@ -196,7 +196,10 @@ def make_task(task_id: str, seed: int = 0) -> Task:
 
 def split_of(draft: Draft) -> str:
     """Return the split a draft belongs to: ``"eval"`` for one in five, by a digest of its cells."""
-    text = "\n\n".join(step.code for step in draft.steps)
+    return _split_of_text("\n\n".join(step.code for step in draft.steps))
+
+
+def _split_of_text(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return "eval" if int.from_bytes(digest[:8], "big") % EVAL_SHARE == 0 else "train"
 
@@ -221,12 +224,17 @@ def _check_seed(seed: int) -> None:
         raise BadInputError(f"seed must be an integer of at least 0, got {seed!r}.")
 
 
-def load_tasks(path: str | Path) -> TaskTable:
+def load_tasks(path: str | Path, split: str | None = None) -> TaskTable:
     """Read tasks from a JSON Lines file or a JSON array of objects.
 
     The question stands in ``question``, ``problem`` or ``prompt``; the answer in ``answer`` (the part
     after ``####`` where there is one, as in GSM8K), else in the last box of ``solution``. A ``level`` from
     1 to 5 becomes the difficulty. Ids are the file's stem and the record's number, from 1.
+
+    Args:
+        path: The file.
+        split: ``"eval"`` for the one question in five that is held out, by a digest of its text; ``"train"`` for the
+            others; None for all.
 
     Raises:
         BadInputError: If the file cannot be read or a record does not have what is needed; the message
@@ -246,6 +254,11 @@ def load_tasks(path: str | Path) -> TaskTable:
         tasks.append(Task(name, question, answer, "file", difficulty))
     if not tasks:
         raise BadInputError(f"{file} holds no tasks; expected one JSON object per line, or an array.")
+    if split is not None:
+        _check_split(split)
+        tasks = [task for task in tasks if _split_of_text(task.question) == split]
+        if not tasks:
+            raise BadInputError(f"{file} has no task in the {split} split; one question in {EVAL_SHARE} is held out.")
     return TaskTable(tasks)
 
 

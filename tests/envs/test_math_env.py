@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -510,3 +511,26 @@ def test_abandoned_clones_leave_no_session_behind(env):
         clone(env)[0].step(run("x += 1"))
     gc.collect()
     assert len(tool._live) == before
+
+
+@pytest.mark.slow
+def test_five_hundred_episodes_of_random_and_hostile_actions_leave_nothing(tmp_path, monkeypatch):
+    """Nothing is raised through step; no process, socket or temporary file is left."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    rng = np.random.default_rng(0)
+    actions = [run(code) for code in HOSTILE_CELLS.values() if "while True" not in code] + list(HOSTILE_TEXTS.values())
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    env = gymnasium.make("trace_gym/MathCode-v0", demonstrator_skill=0.5, cell_timeout_s=2.0, disable_env_checker=True)
+    for episode in range(500):
+        _, info = env.reset(seed=episode)
+        for _ in range(3):
+            hostile = rng.random() < 0.3
+            action = actions[int(rng.integers(len(actions)))] if hostile else info["demonstration"]
+            _, _, terminated, truncated, info = env.step(action)
+            assert "failure" not in info
+            if terminated or truncated:
+                break
+    env.close()
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors

@@ -244,3 +244,17 @@ def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
     """No bare OSError reaches the user."""
     with pytest.raises(BadInputError, match="Cannot read tasks"):
         load_tasks(tmp_path / "nowhere.jsonl")
+
+
+def test_a_file_is_split_without_overlap(tmp_path):
+    """The same digest holds out one question in five; both parts together are the file."""
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(
+        "".join(json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(200))
+    )
+    whole, train, held_out = (load_tasks(path, split) for split in (None, "train", "eval"))
+    assert len(whole) == 200 and 20 < len(held_out) < 60
+    assert not set(train.ids) & set(held_out.ids)
+    assert set(train.ids) | set(held_out.ids) == set(whole.ids)
+    with pytest.raises(BadInputError, match="Available: eval, train"):
+        load_tasks(path, "test")

@@ -1,6 +1,12 @@
 """The main job on a toy scale: what it leaves, that it can be interrupted, and that it can be repeated."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -143,12 +149,31 @@ def test_resuming_what_is_no_run_is_refused(tmp_path):
         ({"advantage": "tree"}, "tree_grpo"),
         ({"predictor": "txt"}, "text"),
         ({"seed": -1}, "seed"),
+        ({"skill": 2.0}, "skill"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"expansions": -1}, "expansions"),
     ],
 )
 def test_contradictions_are_refused_before_anything_starts(changes, words):
     """The value, the rule and the nearest match are in the message."""
     with pytest.raises(BadInputError, match=words):
         TrainConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"env_kwargs": {"max_turns": 1}}, "expansions"),
+        ({"candidates": 5000}, "candidates"),
+        ({"env_kwargs": {"families": ["powr"]}}, "Did you mean 'power'"),
+    ],
+)
+def test_what_trainer_or_environment_would_refuse_is_refused_at_once(changes, words, tmp_path):
+    """No warm start, no evaluation and no configuration file before the error."""
+    told = []
+    with pytest.raises(BadInputError, match=words):
+        train(TrainConfig(out=str(tmp_path / "job"), **changes), agent_factory, progress=told.append)
+    assert told == [] and not (tmp_path / "job" / "config.json").exists()
 
 
 def test_lora_without_peft_is_refused_at_once(monkeypatch):
@@ -195,3 +220,65 @@ def test_the_warm_start_is_cached_by_its_content(cache):
     assert first == again
     assert sum("training" in line for line in told) == 1
     assert WarmStart(seed=1).key() != WarmStart().key()
+
+
+@pytest.mark.slow
+def test_another_model_trains_with_lora_on_a_data_file(finished, tmp_path):
+    """--model, --lora-rank and a file of problems: adapters are saved as adapters, held-out problems stay out."""
+    folder, _ = finished
+    data = tmp_path / "problems.jsonl"
+    lines = [{"question": f"What is {a} + {a + 1}?", "answer": str(2 * a + 1)} for a in range(2, 62)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "job"
+    run(
+        out,
+        model=str(folder / "trace" / "model"),
+        lora_rank=4,
+        methods=("trace",),
+        env_kwargs={"data": str(data), "max_turns": 3},
+        token_budget=400,
+    )
+    assert (out / "trace" / "model" / "adapter_config.json").exists()
+    trained = {task for _, task, _ in trees(out / "trace")}
+    evaluated = {json.loads(line)["task_id"] for line in (out / "before.jsonl").read_text().splitlines()}
+    assert trained and evaluated and not trained & evaluated
+
+
+def descendants(pid):
+    """Return the living processes below a process."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            found += [child, *descendants(child)]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_ctrl_c_ends_the_command_and_its_children_and_says_how_to_go_on(finished, tmp_path):
+    """Exit code 130, one line that names --resume, no process left, and the resumed command finishes the run."""
+    out = tmp_path / "job"
+    options = [f"--{name.replace('_', '-')}" for name in TOY]
+    values = [json.dumps(value) if isinstance(value, dict) else str(value) for value in TOY.values()]
+    words = [word for pair in zip(options, values, strict=True) for word in pair]
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from trace_gym.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "train", "--out", str(out), "--methods", "trace", *words]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as job:
+        for line in job.stdout:
+            if line.startswith("trace: step 2,"):
+                break
+        children = descendants(job.pid)
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 130 and f"trace-gym train --resume {out}" in err and "Traceback" not in err
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in children if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children and not left
+    resumed = [sys.executable, "-c", code, "train", "--resume", str(out)]
+    subprocess.run(resumed, check=True, capture_output=True, env=environment, timeout=200)
+    assert (out / "summary.md").exists() and trees(out / "trace")
