@@ -4,6 +4,7 @@ import doctest
 import re
 from pathlib import Path
 
+from trace_gym.check import _Checker
 from trace_gym.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,3 +51,10 @@ def test_the_python_example_compiles():
     for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         if ">>>" not in block:
             compile(block, "README", "exec")
+
+
+def test_the_laws_that_are_listed_are_the_laws_that_are_checked():
+    """The block under `trace-gym check` has every law, in order, and no other."""
+    methods = [value for name, value in vars(_Checker).items() if name.startswith("law_")]
+    sentences = [" ".join(method.__doc__.split()) for method in methods]
+    assert re.findall(r"^holds +(.*)$", README, re.MULTILINE) == sentences
