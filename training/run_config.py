@@ -57,7 +57,7 @@ class TrainConfig:
     demonstrations: int = _option(6_000, "demonstrations the default policy is warm-started on")
     skill: float = _option(0.6, "share of right steps in those demonstrations")
     warm_epochs: float = _option(
-        8.0, "most passes over the demonstrations; the warm start stops once it solves half of the tasks"
+        4.5, "most passes over the demonstrations; the warm start stops once it solves half of the tasks"
     )
     seed: int = _option(0, "seed of everything random")
     threads: int = _option(0, "torch threads; 0 takes one per core")

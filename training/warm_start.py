@@ -56,7 +56,7 @@ class WarmStart:
     shape: PolicyShape = field(default_factory=PolicyShape)
     episodes: int = 6_000
     skill: float = 0.6
-    epochs: float = 8.0
+    epochs: float = 4.5
     target: float = 0.5
     batch_size: int = 32
     learning_rate: float = 3e-3
