@@ -75,8 +75,12 @@ class TrainConfig:
                 raise unknown_name(what, given, allowed)
         if not self.methods or len(set(self.methods)) != len(self.methods):
             raise BadInputError(f"Name each method once, and at least one of {', '.join(METHODS)}.")
-        least = {"token_budget": 1, "candidates": 1, "root_budget": 2, "eval_tasks": 1, "eval_every": 1}
-        least |= {
+        least = {
+            "token_budget": 1,
+            "candidates": 1,
+            "root_budget": 2,
+            "eval_tasks": 1,
+            "eval_every": 1,
             "curve_tasks": 1,
             "updates_per_step": 1,
             "batch_size": 1,

@@ -48,7 +48,9 @@ class RunLog(TrainerCallback):
     def rewind(self, step: int) -> None:
         """Drop the lines after a step, which a resumed run will write again."""
         kept = [line for line in read_jsonl(self.path) if line["step"] <= step]
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        part = self.path.with_suffix(".part")
+        part.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        part.replace(self.path)  # in one piece: an interrupt loses no line
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **kwargs: Any

@@ -172,7 +172,7 @@ class _Job:
         )
         trainer.remove_callback(require("transformers", "train").PrinterCallback)
         checkpoint = _newest_checkpoint(folder)
-        log.rewind(int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0)
+        log.rewind(_step(checkpoint) if checkpoint else 0)
         _drop_later_trees(folder / "trees.jsonl", checkpoint)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         trainer.save_model(str(folder / "model"))
@@ -186,19 +186,19 @@ class _Job:
         rows, runs = [], {}
         for method in self.config.methods:
             result = json.loads((self.folder / method / "result.json").read_text())
-            after = result["after"]
+            after = Report(**result["after"])
             rows.append(
                 MethodSummary(
                     method,
                     before=_accuracy(before),
-                    after=_accuracy(Report(**after)),
+                    after=_accuracy(after),
                     effective_selected=result["effective_selected"],
                     effective_candidates=result["effective_candidates"],
                     cost=Cost(**result["cost"]),
                 )
             )
             start = {"step": 0, "budget/tokens_total": 0, **eval_metrics(before)}
-            end = {"budget/tokens_total": result["cost"]["tokens"], **eval_metrics(Report(**after))}
+            end = {"budget/tokens_total": result["cost"]["tokens"], **eval_metrics(after)}
             runs[method] = [start, *read_jsonl(self.folder / method / "metrics.jsonl"), end]
         plot_curves(runs, self.folder / "curves.png")
         table = comparison_table(rows)
@@ -263,8 +263,14 @@ def _lora(rank: int) -> Any:
 
 def _newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint; the state file is written last."""
-    found = [path for path in folder.glob("checkpoint-*") if (path / "trace_gym.pt").exists()]
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    from trace_gym.training.trainer import STATE_FILE
+
+    found = [path for path in folder.glob("checkpoint-*") if (path / STATE_FILE).exists()]
+    return max(found, key=_step, default=None)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _drop_later_trees(path: Path, checkpoint: Path | None) -> None:
@@ -279,9 +285,11 @@ def _drop_later_trees(path: Path, checkpoint: Path | None) -> None:
 
 
 def _collections(checkpoint: Path | None) -> int:
+    from trace_gym.training.trainer import STATE_FILE
+
     if checkpoint is None:
         return 0
-    state = require("torch", "train").load(checkpoint / "trace_gym.pt", weights_only=True)
+    state = require("torch", "train").load(checkpoint / STATE_FILE, weights_only=True)
     return int(state["num_collections"])
 
 

@@ -22,7 +22,6 @@ import resource
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from trace_gym.envs.math.history import Cell, CellResult, Node, Status, decode, encode
@@ -189,12 +188,7 @@ class PythonTool:
         """Return the tool."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the tool."""
         self.close()
 
@@ -462,12 +456,7 @@ class ToolLease:
         """Return the lease."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the lease."""
         self.close()
 
