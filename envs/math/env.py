@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trace_gym.chat import CallError, get_tool_format, parse_tool_calls, render_tool_call
-from trace_gym.envs.math.grader import extract_answer, grade
+from trace_gym.envs.math.grading import extract_answer, grade
 from trace_gym.envs.math.python_tool import State, ToolLease, shared_tool
 from trace_gym.envs.math.tasks import Task, TaskSet, TaskTable, load_tasks
 from trace_gym.envs.text_env import Episode, TextEnv, TurnResult, printable

@@ -9,9 +9,9 @@ from fractions import Fraction
 
 import pytest
 
-from trace_gym.envs.math.exact import Exact, TooLargeError, UnsupportedError, root
-from trace_gym.envs.math.expression import SyntaxProblem, parse_exact
-from trace_gym.envs.math.grader import extract_answer, grade, normalize
+from trace_gym.envs.math.grading.exact import Exact, TooLargeError, UnsupportedError, root
+from trace_gym.envs.math.grading.expression import SyntaxProblem, parse_exact
+from trace_gym.envs.math.grading.grader import extract_answer, grade, normalize
 
 
 def outcome(prediction: str, gold: str) -> str:

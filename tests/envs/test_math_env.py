@@ -13,9 +13,9 @@ import pytest
 
 from trace_gym.envs.math import env as math_env
 from trace_gym.envs.math.env import MAX_CALLS, MathCodeEnv
-from trace_gym.envs.math.families import FAMILIES
-from trace_gym.envs.math.grader import Verdict
+from trace_gym.envs.math.grading.grader import Verdict
 from trace_gym.envs.math.tasks import DIFFICULTIES
+from trace_gym.envs.math.tasks.families import FAMILIES
 from trace_gym.errors import BadInputError, InfrastructureError
 from trace_gym.snapshot import EnvState, clone, load_state, save_state
 
@@ -369,8 +369,8 @@ def test_an_infrastructure_error_of_the_tool_fails_the_episode(env, monkeypatch,
 
     if where == "step":
         env.step(run("1"))
-    monkeypatch.setattr("trace_gym.envs.math.python_tool.PythonTool._start", die)
-    monkeypatch.setattr("trace_gym.envs.math.python_tool.PythonTool._step", die)
+    monkeypatch.setattr("trace_gym.envs.math.python_tool.tool.PythonTool._start", die)
+    monkeypatch.setattr("trace_gym.envs.math.python_tool.tool.PythonTool._step", die)
     assert_failed(env.step(run("2")), "sandbox_start")
 
 

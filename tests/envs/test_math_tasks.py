@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trace_gym.envs.math.families import FAMILIES
-from trace_gym.envs.math.grader import grade
+from trace_gym.envs.math.grading.grader import grade
 from trace_gym.envs.math.tasks import DIFFICULTIES, Task, TaskSet, load_tasks, make_task, split_of
+from trace_gym.envs.math.tasks.families import FAMILIES
 from trace_gym.errors import BadInputError
 
 GRID = [(family, level) for family in FAMILIES for level in DIFFICULTIES]

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_gym.envs.math import landlock
-from trace_gym.envs.math.python_tool import CellResult, PythonTool, State, shared_tool
+from trace_gym.envs.math.python_tool import CellResult, PythonTool, State, landlock, shared_tool
 from trace_gym.errors import (
     BadInputError,
     InfrastructureError,
@@ -416,7 +415,7 @@ def test_a_cell_that_wants_too_much_memory_is_undone(hasty: PythonTool, code: st
 @needs_landlock
 def test_a_session_cannot_read_the_package_it_is_run_by(start: State) -> None:
     """The tasks and their answers lie in the package; libraries beside it stay importable."""
-    source = Path(__file__).resolve().parents[2] / "envs" / "math" / "tasks.py"
+    source = Path(__file__).resolve().parents[2] / "envs" / "math" / "tasks" / "task_sets.py"
     assert "PermissionError" in show(start, f"open({str(source)!r}).read()").text
     assert "Error" in show(start, "import trace_gym.envs.math.tasks").text
     assert show(start, "import wave, sympy.stats\nsympy.stats.E(sympy.stats.Die('d'))").text == "7/2"

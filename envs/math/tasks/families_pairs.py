@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trace_gym.envs.math.families_plan import Draft, cell, pick, step, worded
+from trace_gym.envs.math.tasks.families_plan import Draft, cell, pick, step, worded
 
 Pairs = list[tuple[int, int]]
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Literal
 
-from trace_gym.envs.math.sandbox import Process
+from trace_gym.envs.math.python_tool.sandbox import Process
 from trace_gym.errors import StateError
 
 Status = Literal["ok", "error", "timeout", "memory", "killed", "truncated"]

@@ -7,7 +7,7 @@ What is compared, in this order:
 2. Both sides are brought to one notation (dollars, ``\left``, spacing, ``\text``, ``\dfrac``, a final full
    stop). Equal texts are correct.
 3. Numbers are compared exactly: integers, fractions, finite decimals and expressions of them with
-   ``+ - * / ^``, roots and pi (see `trace_gym.envs.math.exact`). Nothing is rounded, with one exception: a
+   ``+ - * / ^``, roots and pi (see `trace_gym.envs.math.grading.exact`). Nothing is rounded, with one exception: a
    decimal of at least 12 significant digits counts as a double and may differ by ``1e-12`` of the value.
 
 Percent, degrees and other units belong to the text: ``50%`` equals ``50\%`` and nothing else. Tuples, sets
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from trace_gym.envs.math.exact import Exact, TooLargeError, UndefinedError, UnsupportedError
-from trace_gym.envs.math.expression import MAX_CHARACTERS, SyntaxProblem, parse_exact
+from trace_gym.envs.math.grading.exact import Exact, TooLargeError, UndefinedError, UnsupportedError
+from trace_gym.envs.math.grading.expression import MAX_CHARACTERS, SyntaxProblem, parse_exact
 
 Outcome = Literal["correct", "wrong", "ungradable"]
 

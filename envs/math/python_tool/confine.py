@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trace_gym.envs.math import landlock, seccomp
+from trace_gym.envs.math.python_tool import landlock, seccomp
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trace_gym.envs.math.families_plan import Draft, Step, cell, choose, pick, step, worded
+from trace_gym.envs.math.tasks.families_plan import Draft, Step, cell, choose, pick, step, worded
 
 _SMALL_SUMS = tuple(sum(map(int, str(n))) for n in range(1000))
 

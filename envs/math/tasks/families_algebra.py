@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trace_gym.envs.math.families_plan import Draft, Step, cell, pick, step, worded
+from trace_gym.envs.math.tasks.families_plan import Draft, Step, cell, pick, step, worded
 
 
 def linear(rng: np.random.Generator, difficulty: int) -> Draft:

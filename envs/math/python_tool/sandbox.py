@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trace_gym.envs.math import wire
+from trace_gym.envs.math.python_tool import wire
 from trace_gym.errors import InfrastructureError
 
 _START_S = 60.0  # for the zygote to warm up

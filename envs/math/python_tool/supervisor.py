@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trace_gym.envs.math import seccomp, wire
+from trace_gym.envs.math.python_tool import seccomp, wire
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PERMIT = struct.Struct("<i")

@@ -17,8 +17,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from trace_gym.envs.math.families import FAMILIES, Draft, Step
-from trace_gym.envs.math.grader import extract_answer
+from trace_gym.envs.math.grading import extract_answer
+from trace_gym.envs.math.tasks.families import FAMILIES, Draft, Step
 from trace_gym.errors import BadInputError, unknown_name
 
 __all__ = ["DIFFICULTIES", "SPLITS", "Step", "Task", "TaskSet", "load_tasks", "make_task"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trace_gym.envs.math.families_plan import Draft, Step, Value, cell, choose, pick, step, worded
+from trace_gym.envs.math.tasks.families_plan import Draft, Step, Value, cell, choose, pick, step, worded
 
 _IS_PRIME = "f = lambda n: all(n % d for d in range(2, n))"
 _PRIMES = frozenset(n for n in range(2, 1200) if all(n % d for d in range(2, int(n**0.5) + 1)))

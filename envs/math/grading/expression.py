@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from trace_gym.envs.math.exact import Exact, TooLargeError, UnsupportedError, root
+from trace_gym.envs.math.grading.exact import Exact, TooLargeError, UnsupportedError, root
 
 MAX_CHARACTERS = 512
 MAX_NESTING = 40

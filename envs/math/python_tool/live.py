@@ -7,8 +7,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trace_gym.envs.math.history import Node
-from trace_gym.envs.math.sandbox import Process
+from trace_gym.envs.math.python_tool.history import Node
+from trace_gym.envs.math.python_tool.sandbox import Process
 
 
 class LiveSet:

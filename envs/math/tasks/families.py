@@ -8,12 +8,12 @@ their ids and texts.
 
 from __future__ import annotations
 
-from trace_gym.envs.math.families_algebra import bases, linear, recurrence
-from trace_gym.envs.math.families_cases import congruences, digit_sum, divisors
-from trace_gym.envs.math.families_number import arithmetic, chain, fractions, gcd_lcm, power
-from trace_gym.envs.math.families_pairs import pairs
-from trace_gym.envs.math.families_plan import Draft, Family, Step
-from trace_gym.envs.math.families_search import counting, largest_prime, primes
+from trace_gym.envs.math.tasks.families_algebra import bases, linear, recurrence
+from trace_gym.envs.math.tasks.families_cases import congruences, digit_sum, divisors
+from trace_gym.envs.math.tasks.families_number import arithmetic, chain, fractions, gcd_lcm, power
+from trace_gym.envs.math.tasks.families_pairs import pairs
+from trace_gym.envs.math.tasks.families_plan import Draft, Family, Step
+from trace_gym.envs.math.tasks.families_search import counting, largest_prime, primes
 
 __all__ = ["FAMILIES", "Draft", "Family", "Step"]
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-_PACKAGES = ("trace_gym", "trace_gym.envs", "trace_gym.envs.math")
+_PACKAGES = ("trace_gym", "trace_gym.envs", "trace_gym.envs.math", "trace_gym.envs.math.python_tool")
 
 
 def main(name: str, arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from trace_gym.envs.math.families_plan import Draft, Step, cell, choose, pick, step, worded
+from trace_gym.envs.math.tasks.families_plan import Draft, Step, cell, choose, pick, step, worded
 
 _APPLY: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
