@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("envs", "agents", "training", "assets")
 FLOORS = (
-    "errors messages snapshot check tree chat budget allocation text_features predictor advantages "
+    "errors messages snapshot check tree chat budget allocation text_features predictor targets advantages "
     "batching collect record evaluate viewer cli"
 ).split()
 

@@ -14,11 +14,9 @@ from trace_gym.predictor import (
     PREDICTORS,
     PosteriorPredictor,
     TextFeaturePredictor,
-    branch_point_targets,
     get_predictor,
-    recursive_targets,
-    spearman,
 )
+from trace_gym.targets import branch_point_targets, recursive_targets, spearman
 from trace_gym.text_features import TextHasher
 from trace_gym.tree import Prefix
 

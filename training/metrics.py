@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trace_gym.collect import Collection
 from trace_gym.errors import InfrastructureError
-from trace_gym.predictor import branch_point_targets, spearman
+from trace_gym.targets import branch_point_targets, spearman
 from trace_gym.tree import ROOT, RolloutTree
 
 Pairs = list[tuple[float, float]]
@@ -97,7 +97,7 @@ def prediction_pairs(trees: Sequence[RolloutTree]) -> tuple[Pairs, Pairs]:
     """Return (prediction, success rate) of prompts that were played and of prefixes that were continued.
 
     Rates are over unbiased outcomes only: bare rollouts for a prompt; for a prefix the rollout that passed it
-    and the continuations born there, at least two in all. See `trace_gym.predictor.branch_point_targets`.
+    and the continuations born there, at least two in all. See `trace_gym.targets.branch_point_targets`.
     """
     prompts: Pairs = []
     prefixes: Pairs = []

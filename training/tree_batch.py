@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from trace_gym.advantages import AdvantageRule, whiten
 from trace_gym.errors import BadInputError
-from trace_gym.predictor import branch_point_targets, recursive_targets
+from trace_gym.targets import branch_point_targets, recursive_targets
 from trace_gym.tree import ROOT, Prefix, RolloutTree
 
 
