@@ -14,10 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from trace_gym.chat import get_tool_format
 from trace_gym.errors import BadInputError, InfrastructureError, require
 from trace_gym.messages import Completion, Message, Request, ToolCall
+from trace_gym.tool_formats import TOOL_FORMATS, parse_tool_calls
 
+# The one format that environments leave to endpoints; of tools in other formats their prompts tell, and all is text.
+_FORMAT = TOOL_FORMATS["hermes"]
 _NATIVE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -36,7 +38,6 @@ class OpenAIAgent:
         native_tools: Offer tools in the protocol's own form. False describes them in the system message, for
             endpoints that know no tools.
         send_seed: Pass each request's seed on; False for endpoints that refuse it.
-        tool_format: The form in which the environment reads tool calls.
         parameters: Further fields of the request, such as ``{"top_p": 0.9}`` or ``{"extra_body": {…}}``.
 
     Raises:
@@ -59,7 +60,6 @@ class OpenAIAgent:
         max_retries: int = 4,
         native_tools: bool = True,
         send_seed: bool = True,
-        tool_format: str = "hermes",
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         """Check the arguments; connections are made when they are needed."""
@@ -84,7 +84,6 @@ class OpenAIAgent:
         self.max_concurrency = max_concurrency
         self.native_tools = native_tools
         self.send_seed = send_seed
-        self._format = get_tool_format(tool_format)
         # OpenAI's newer models know only the newer name, other servers often only the older one.
         self._limit_name = "max_completion_tokens" if base_url is None else "max_tokens"
         self._client = self._connect()
@@ -103,7 +102,8 @@ class OpenAIAgent:
         A conversation that the endpoint calls too long gets an empty answer, cut by length.
 
         Raises:
-            InfrastructureError: Kind ``endpoint``, if a request failed after all retries.
+            InfrastructureError: Kind ``endpoint``, if a request failed after all retries; kind ``context``, if the
+                conversation is too long before anything was said.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # neither clients nor semaphores can be carried from loop to loop
@@ -123,6 +123,8 @@ class OpenAIAgent:
                 answer = await self._client.chat.completions.create(**self._body(request))
         except self._sdk.BadRequestError as error:
             if error.code == "context_length_exceeded" or "context length" in str(error):
+                if all(message.role != "assistant" for message in request.messages):
+                    raise InfrastructureError("context", f"the prompt does not fit the model: {error}") from error
                 return Completion("", finish_reason="length")
             raise InfrastructureError("endpoint", str(error)) from error
         except (self._sdk.OpenAIError, ValueError) as error:  # ValueError: a body that is not JSON
@@ -160,21 +162,17 @@ class OpenAIAgent:
     def _call_text(self, function: Any) -> str:
         """Write a native call as text; arguments that are no JSON object are left to the environment."""
         raw = function.arguments or "{}"
-        try:
-            arguments = json.loads(raw)
-        except ValueError:
-            arguments = None
-        if isinstance(arguments, dict):
-            return self._format.render(ToolCall(function.name, arguments))
-        empty = self._format.render(ToolCall(function.name, {}))
-        return raw.join(empty.rsplit("{}", 1))
+        empty = _FORMAT.render(ToolCall(function.name, {}), {})
+        text = raw.join(empty.rsplit("{}", 1))
+        calls = parse_tool_calls(text).calls
+        return _calls_text(calls) if len(calls) == 1 else text
 
     def _messages(self, request: Request) -> list[dict[str, Any]]:
         """Return the conversation in the protocol's form."""
         sent: list[dict[str, Any]] = []
         native = self.native_tools and bool(request.tools)
         if request.tools and not native:
-            sent.append({"role": "system", "content": self._describe(request.tools)})
+            sent.append({"role": "system", "content": _FORMAT.describe(request.tools)})
         position = 0
         while position < len(request.messages):
             message = request.messages[position]
@@ -195,32 +193,26 @@ class OpenAIAgent:
         message = messages[position - 1]
         if message.role != "assistant":
             return ()
-        parsed = self._format.parse(message.content)
+        parsed = parse_tool_calls(message.content)
         answers = [m.role for m in messages[position : position + len(parsed.calls) + 1]]
         is_answered = answers[: len(parsed.calls)] == ["tool"] * len(parsed.calls) and answers.count("tool") == len(
             parsed.calls
         )
-        is_plain = message.content.endswith(self._calls_text(parsed.calls)) and not parsed.errors
+        is_plain = message.content.endswith(_calls_text(parsed.calls)) and not parsed.errors
         is_named = all(_NATIVE_NAME.fullmatch(call.name) for call in parsed.calls)
         return parsed.calls if is_answered and is_plain and is_named else ()
 
     def _native_turn(self, message: Message, calls: Sequence[ToolCall], position: int) -> dict[str, Any]:
-        said = message.content.removesuffix(self._calls_text(calls)).rstrip()
+        said = message.content.removesuffix(_calls_text(calls)).rstrip()
         written = []
         for place, call in enumerate(calls):
             function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
             written.append({"id": f"call_{position}_{place}", "type": "function", "function": function})
         return {"role": "assistant", "content": said or None, "tool_calls": written}
 
-    def _calls_text(self, calls: Sequence[ToolCall]) -> str:
-        return "\n".join(self._format.render(call) for call in calls)
 
-    def _describe(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-        return (
-            f"You can use these tools, given as JSON schema:\n{listed}\n"
-            f"To call one, write\n{self._format.example}\nand wait for its result."
-        )
+def _calls_text(calls: Sequence[ToolCall]) -> str:
+    return "\n".join(_FORMAT.render(call, {}) for call in calls)
 
 
 def _as_text(message: Message) -> dict[str, Any]:

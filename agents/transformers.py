@@ -105,6 +105,9 @@ class TransformersAgent:
         max_tokens: Longest answer in tokens; a request's own ``max_tokens`` can only lower it.
         batch_size: Most requests decoded together.
 
+    Attributes:
+        max_context: The longest sequence that the model takes, in tokens; None if it has no limit.
+
     Raises:
         BadInputError: If an argument is out of range or the tokenizer's template does not fit.
     """
@@ -136,7 +139,7 @@ class TransformersAgent:
         self._accepted = set(inspect.signature(type(base).forward).parameters)
         self._config = base.config
         text_config = base.config.get_text_config(decoder=True)
-        self._context: int | None = getattr(text_config, "max_position_embeddings", None)
+        self.max_context: int | None = getattr(text_config, "max_position_embeddings", None)
         self._is_plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=base.config).layers)
         # Some models end turns with several tokens; an ordinary token here is a config's untouched default.
         stops = getattr(getattr(base, "generation_config", None), "eos_token_id", None) or []
@@ -183,8 +186,8 @@ class TransformersAgent:
         limit = self.max_tokens if request.max_tokens is None else min(request.max_tokens, self.max_tokens)
         if not ids or limit < 1:
             raise BadInputError(f"A request needs a prompt and max_tokens >= 1; got {len(ids)} ids, {limit}.")
-        if self._context is not None:
-            limit = min(limit, self._context - len(ids))
+        if self.max_context is not None:
+            limit = min(limit, self.max_context - len(ids))
         return _Row(index, tuple(ids), request.seed, limit)
 
     def _complete(self, rows: list[_Row]) -> list[Completion]:

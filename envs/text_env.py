@@ -20,10 +20,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from trace_gym.chat import get_tool_format
 from trace_gym.errors import BadInputError, InfrastructureError, ReplayDivergenceError, StateError, unknown_name
 from trace_gym.messages import Failure, Message
 from trace_gym.snapshot import EnvState, decode, encode
+from trace_gym.tool_formats import get_tool_format
 
 SAMPLE_CHARS = 64
 
@@ -103,7 +103,7 @@ class TextEnv(gymnasium.Env[str, str]):
         max_turns: Agent turns after which the episode is truncated.
         max_bad_actions: Actions in a row with which nothing could be done, after which the episode ends as wrong.
         max_action_chars: Longest action; a longer one is cut, as a context window would.
-        tool_format: How the agent writes tool calls, a name in `trace_gym.chat.TOOL_FORMATS`.
+        tool_format: How the agent writes tool calls, a name in `trace_gym.tool_formats.TOOL_FORMATS`.
         demonstrator_skill: Share of right steps, in [0, 1], of a scripted demonstrator whose next action then stands in
             ``info["demonstration"]``; None for no demonstrations.
         render_mode: ``"ansi"`` or None.
@@ -138,7 +138,9 @@ class TextEnv(gymnasium.Env[str, str]):
             raise BadInputError(f"demonstrator_skill must be in [0, 1]; got {demonstrator_skill}.")
         if render_mode not in (None, "ansi"):
             raise unknown_name("render mode", render_mode, self.metadata["render_modes"])
-        get_tool_format(tool_format)
+        is_native = get_tool_format(tool_format).is_native
+        if self.tools and not is_native:
+            get_tool_format(tool_format).describe(self.tools)  # refuses tools that the format has no call for
         self.max_turns = max_turns
         self.max_bad_actions = max_bad_actions
         self.max_action_chars = max_action_chars
@@ -159,7 +161,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     @abstractmethod
     def _begin(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], Any]:
-        """Return the prompt and the world at the start of a task."""
+        """Return the prompt and the world at the start of a task; of the tools the prompt need not tell."""
 
     @abstractmethod
     def _play(self, episode: Episode, action: str) -> TurnResult:
@@ -202,6 +204,7 @@ class TextEnv(gymnasium.Env[str, str]):
         if task_id is None:
             task_id = self.task_ids[int(self.np_random.integers(len(self.task_ids)))]
         messages, world = self._begin(str(task_id), world_seed)
+        messages = self._announce(messages)
         self._episode = Episode(str(task_id), world_seed, messages, world)
         return messages[-1].content, self.info()
 
@@ -256,7 +259,7 @@ class TextEnv(gymnasium.Env[str, str]):
         """Return the episode after a turn: decided, out of patience, out of turns, or open."""
         episode = replace(
             episode,
-            messages=episode.messages + result.messages,
+            messages=episode.messages + _join(result.messages),
             world=result.world,
             bad_actions=0 if result.action_error is None else episode.bad_actions + 1,
             action_error=result.action_error,
@@ -277,14 +280,14 @@ class TextEnv(gymnasium.Env[str, str]):
         """Return what `reset` and `step` return as info, for the current turn.
 
         Returns:
-            ``messages`` (the conversation in chat form), ``tools``, ``task_id``, ``turn``, ``tool_calls`` and
-            ``tool_errors`` of this turn; where they apply ``action_error``, ``outcome``, ``failure`` and
-            ``demonstration``.
+            ``messages`` (the conversation in chat form), ``tools`` (those that a chat template is to announce; none
+            if the system message does), ``task_id``, ``turn``, ``tool_calls`` and ``tool_errors`` of this turn; where
+            they apply ``action_error``, ``outcome``, ``failure`` and ``demonstration``.
         """
         episode = self._current()
         info: dict[str, Any] = {
             "messages": [message.to_dict() for message in episode.messages],
-            "tools": copy.deepcopy(list(self.tools)),
+            "tools": copy.deepcopy(list(self.tools)) if get_tool_format(self.tool_format).is_native else [],
             "task_id": episode.task_id,
             "turn": episode.turn,
             "tool_calls": episode.tool_calls,
@@ -385,6 +388,16 @@ class TextEnv(gymnasium.Env[str, str]):
     def _twin(self) -> TextEnv:
         """Return a fresh environment with the same arguments."""
 
+    def _announce(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Return a prompt whose system message tells of the tools, if no chat template does in this tool format."""
+        tool_format = get_tool_format(self.tool_format)
+        if tool_format.is_native or not self.tools:
+            return messages
+        told = tool_format.describe(self.tools)
+        if messages[0].role == "system":
+            return (replace(messages[0], content=f"{messages[0].content}\n\n{told}"), *messages[1:])
+        return (Message("system", told), *messages)
+
     def _env_id(self) -> str:
         return self.spec.id if self.spec is not None else type(self).__name__
 
@@ -392,3 +405,14 @@ class TextEnv(gymnasium.Env[str, str]):
         if self._episode is None:
             raise StateError("No episode is running; call reset() first.")
         return self._episode
+
+
+def _join(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return messages with those of the user that follow one another put together: templates insist on turns."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and message.role == joined[-1].role == "user":
+            joined[-1] = Message("user", f"{joined[-1].content}\n{message.content}")
+        else:
+            joined.append(message)
+    return tuple(joined)

@@ -344,6 +344,40 @@ def test_a_long_conversation_is_truncated():
         assert all(all(tree.nodes[leaf].sampled) for leaf in tree.leaves())
 
 
+@pytest.mark.parametrize("whose", ["collector", "agent"])
+def test_a_first_prompt_that_cannot_fit_is_a_failure_and_nobody_is_asked(whose):
+    """Kind "context", before any generation: the task is neither scored nor given a budget; the others play."""
+    agent = Talker()
+    long = "b" * 40
+    options = {"max_context": 70} if whose == "collector" else {}
+    if whose == "agent":
+        agent.max_context = 70
+    with collector(agent, **options) as made:
+        collection = asyncio.run(made.grow(("a", long), (3, 3)))
+    root = collection.trees[1].nodes[ROOT]
+    assert (root.status, root.failure.kind, root.reward) == ("failed", "context", None)
+    assert len(collection.trees[1]) == 1 and collection.trees[0].leaves()
+    assert {request.messages[1].content for request in agent.requests} == {"a"}
+
+
+def test_an_answer_is_never_asked_for_beyond_the_limit():
+    """A prompt that leaves room for a short answer only gets a short answer."""
+    agent = Talker()
+    grow(("a",), (2,), agent=agent, max_context=50, max_tokens=40)
+    assert agent.requests
+    assert all(len(request.prompt_ids) + request.max_tokens <= 50 for request in agent.requests)
+
+
+def test_what_the_agent_can_take_cuts_an_answer_but_ends_no_episode():
+    """An agent's own context is full only when not one token fits; a long max_tokens is no reason to stop before."""
+    agent = Talker()
+    agent.max_context = 120
+    collection = grow(agent=agent, max_tokens=100)
+    assert max(len(request.prompt_ids) for request in agent.requests) > 20
+    assert collection.cost.turns > 9
+    assert all(len(request.prompt_ids) + request.max_tokens <= 120 for request in agent.requests)
+
+
 def test_kept_states_restore_to_their_node():
     """The restored conversation is the path's; without keep_states no node holds a state."""
     collection = grow(expansions=2, keep_states=True)
@@ -379,8 +413,29 @@ def test_a_hanging_step_fails_its_episode_only(gate):
     collection = grow(tasks, (3, 5, 3), make_env=lambda: Walk(hook), **options)
     hung = [collection.trees[1].nodes[leaf] for leaf in collection.trees[1].leaves()]
     assert [(node.status, node.failure.kind, node.reward) for node in hung] == [("failed", "deadline", None)] * 5
+    assert all(node.num_generated > 0 for node in hung)  # what was said was paid for
     calm = grow(tasks, (3, 5, 3), **options)
     assert [nodes(collection)[i] for i in (0, 2)] == [nodes(calm)[i] for i in (0, 2)]
+
+
+def test_an_environment_that_is_long_in_the_making_fails_its_episode_and_is_closed_in_the_end(gate):
+    """Making one has the deadline of a step and holds up nobody: the other tasks play meanwhile."""
+    made, closed = [], threading.Event()
+
+    def make():
+        made.append(None)
+        if len(made) == 2:
+            gate.wait(30)
+            return Walk(lambda event, subject: event == "close" and closed.set())
+        return Walk()
+
+    collection = grow(counts=(1, 1, 1), make_env=make, step_timeout_s=0.5)
+    failures = [tree.nodes[ROOT].failure for tree in collection.trees if tree.nodes[ROOT].status == "failed"]
+    assert [failure.kind for failure in failures] == ["deadline"] and "making" in failures[0].reason
+    assert sum(bool(tree.leaves()) for tree in collection.trees) == 2
+    assert not closed.is_set()
+    gate.set()
+    assert closed.wait(10)
 
 
 def test_a_hanging_answer_fails_its_episodes_only():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from trace_gym.errors import BadInputError
-from trace_gym.tree import NO_PARENT, RolloutTree
+from trace_gym.tree import NO_PARENT, Node, RolloutTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,15 @@ class Cost:
         return cls(
             rollouts=len(tree.leaves()) - continued,
             continuations=continued,
-            turns=sum(node.status != "failed" or bool(node.messages) for node in nodes),  # a failed restore is none
+            turns=sum(_was_played(node) for node in nodes),
             tokens=sum(node.num_generated for node in nodes),
             tool_calls=sum(node.num_tool_calls for node in nodes),
         )
+
+
+def _was_played(node: Node) -> bool:
+    """Whether the agent took this turn; it did not if a state could not even be restored."""
+    return node.status != "failed" or bool(node.messages) or node.num_generated > 0
 
 
 def nominal_cost(num_rollouts: int, expansions: int) -> float:

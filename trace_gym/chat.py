@@ -1,177 +1,32 @@
-"""Conversations as tokens, and tool calls in the text of a model.
+"""Conversations as tokens; tool calls in text are in `trace_gym.tool_formats`, offered here as well.
 
 Token exactness: a model sees ``prompt ids + sampled ids + observation ids + sampled ids + …``. `ChatEncoder` renders
 only what is new, so history is never re-tokenised and a prefix is shared exactly when its ids are equal. A template
 that rewrites history (dropping old thoughts, say) therefore has no effect on ids that were already sampled.
-
-Tool calls: the text comes from a stranger. It is parsed, never evaluated; whatever is wrong with it becomes a
-`CallError` for the environment to answer with.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from trace_gym.errors import BadInputError, unknown_name
-from trace_gym.messages import Message, ToolCall
+from trace_gym.errors import BadInputError
+from trace_gym.messages import Message
+from trace_gym.tool_formats import TOOL_FORMATS, ToolFormat, get_tool_format, parse_tool_calls, render_tool_call
+from trace_gym.tool_text import CallError, ParsedCalls
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_TAGS = re.compile(r"<tool_call>|<think>|</think>")
+__all__ = [
+    "TOOL_FORMATS",
+    "CallError",
+    "ChatEncoder",
+    "ParsedCalls",
+    "ToolFormat",
+    "get_tool_format",
+    "parse_tool_calls",
+    "render_tool_call",
+]
+
 _PROBE = "\ue000"  # for private use, and no white space that a template would trim
-
-
-@dataclass(frozen=True, slots=True)
-class CallError:
-    """What was wrong with a piece of text that was meant as a tool call.
-
-    Attributes:
-        kind: ``invalid_json``, ``missing_name``, ``arguments_not_object`` or ``unclosed_think``.
-        detail: One sentence for the model.
-    """
-
-    kind: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedCalls:
-    """The tool calls found in a text, in order, and what could not be read."""
-
-    calls: tuple[ToolCall, ...] = ()
-    errors: tuple[CallError, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How a model writes tool calls.
-
-    Attributes:
-        parse: Text to calls.
-        render: Call to text.
-        example: One call of a tool ``NAME``, for error messages.
-    """
-
-    parse: Callable[[str], ParsedCalls]
-    render: Callable[[ToolCall], str]
-    example: str
-
-
-def parse_tool_calls(text: str, tool_format: str = "hermes") -> ParsedCalls:
-    """Find the tool calls in what a model wrote.
-
-    Args:
-        text: The whole text of one assistant turn. Text inside ``<think>`` is never a call.
-        tool_format: A name in `TOOL_FORMATS`.
-
-    Raises:
-        BadInputError: If the format is unknown. Never for what the text contains.
-    """
-    return get_tool_format(tool_format).parse(text)
-
-
-def render_tool_call(call: ToolCall, tool_format: str = "hermes") -> str:
-    """Return the text with which a model makes a call."""
-    return get_tool_format(tool_format).render(call)
-
-
-def get_tool_format(name: str) -> ToolFormat:
-    """Return a format by name.
-
-    Raises:
-        BadInputError: If there is none; lists the formats.
-    """
-    if name not in TOOL_FORMATS:
-        raise unknown_name("tool format", name, TOOL_FORMATS)
-    return TOOL_FORMATS[name]
-
-
-def _parse_hermes(text: str) -> ParsedCalls:
-    """Read ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` blocks.
-
-    A call ends where its JSON ends, not at the first closing tag, because arguments may contain the tag. An orphan
-    ``</think>`` closes a thought that began in the prompt: whatever was found before it was only thought.
-    """
-    calls: list[ToolCall] = []
-    errors: list[CallError] = []
-    position = 0
-    while match := _TAGS.search(text, position):
-        position = match.end()
-        if match.group() == "<think>":
-            end = text.find("</think>", position)
-            if end < 0:
-                if OPEN in text[position:]:
-                    errors.append(CallError("unclosed_think", "The thought was never closed with </think>."))
-                break
-            position = end + len("</think>")
-        elif match.group() == "</think>":
-            calls, errors = [], []
-        else:
-            position = _read_block(text, position, calls, errors)
-    return ParsedCalls(tuple(calls), tuple(errors))
-
-
-def _read_block(text: str, position: int, calls: list[ToolCall], errors: list[CallError]) -> int:
-    """Read the objects of one block; return where to go on."""
-    found = 0
-    while True:
-        while position < len(text) and text[position].isspace():
-            position += 1
-        if found and not text.startswith("{", position):
-            return position
-        try:
-            value, position = _DECODER.raw_decode(text, position)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", None) or type(error).__name__
-            errors.append(CallError("invalid_json", f"The call is not valid JSON: {reason}."))
-            end = text.find(CLOSE, position)
-            return len(text) if end < 0 else end + len(CLOSE)
-        found += 1
-        call = _to_call(value)
-        if isinstance(call, ToolCall):
-            calls.append(call)
-        else:
-            errors.append(call)
-
-
-def _to_call(value: Any) -> ToolCall | CallError:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        return CallError("missing_name", 'A call is a JSON object with "name" and "arguments".')
-    arguments = value.get("arguments", value.get("parameters"))
-    if arguments is None or arguments == "":
-        arguments = {}
-    if isinstance(arguments, str):
-        try:
-            arguments = _DECODER.decode(arguments)
-        except (ValueError, RecursionError):
-            pass  # stays a string, which the next line refuses
-    if not isinstance(arguments, dict):
-        return CallError("arguments_not_object", '"arguments" must be a JSON object.')
-    return ToolCall(value["name"], arguments)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _render_hermes(call: ToolCall) -> str:
-    payload = {"name": call.name, "arguments": dict(call.arguments)}
-    return f"{OPEN}\n{json.dumps(payload, ensure_ascii=False)}\n{CLOSE}"
-
-
-# strict=False: models write real line breaks inside strings.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
-
-TOOL_FORMATS: dict[str, ToolFormat] = {
-    "hermes": ToolFormat(
-        _parse_hermes,
-        _render_hermes,
-        '<tool_call>\n{"name": "NAME", "arguments": {…}}\n</tool_call>',
-    ),
-}
 
 
 class ChatEncoder:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -74,6 +74,7 @@ class _Branch:
     anchor_turn: int = 0
     nodes: list[Node] = field(default_factory=list)
     states: list[EnvState | None] = field(default_factory=list)
+    unplayed: int = 0  # tokens that the agent generated for a turn that is not a node yet
 
     def token_ids(self) -> tuple[int, ...]:
         return tuple(token for node in (*self.path, *self.nodes) for token in node.token_ids)
@@ -93,7 +94,9 @@ class Collector:
         encoder: Renders token ids for an agent that owns the tokenizer; None for agents that take messages.
         expansions: Continuations per bare rollout (N of TRACE).
         max_tokens: Longest answer of one turn, in tokens; None leaves it to the agent.
-        max_context: Longest conversation, in tokens; an episode that would exceed it is truncated.
+        max_context: Longest conversation, in tokens; an episode that would exceed it is truncated. So is one that
+            reaches the agent's own ``max_context``, where it has one. A first prompt that leaves no room for an answer
+            is a failure of kind ``context``: nobody is asked and nobody scored.
         step_timeout_s: Deadline of one environment call; past it the episode is failed and the environment given up.
         completion_timeout_s: Deadline of one call of the agent.
         workers: Environment calls that run at the same time; calls past their deadline do not count.
@@ -133,6 +136,7 @@ class Collector:
         self.expansions = expansions
         self.max_tokens = max_tokens
         self.max_context = max_context
+        self._longest = min(filter(None, (max_context, getattr(agent, "max_context", None))), default=None)
         self.step_timeout_s = step_timeout_s
         self.completion_timeout_s = completion_timeout_s
         self.keep_states = keep_states
@@ -170,12 +174,6 @@ class Collector:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
-
-    def _take(self) -> AnyEnv:
-        """Return an environment that nobody uses."""
-        env = self._idle.pop() if self._idle else self._make_env()
-        self._env_id = env.spec.id if env.spec is not None else ""
-        return env
 
     def _give_up(self, env: AnyEnv, running: Future[Any]) -> None:
         """Close an environment in which a call still runs: now, and again in case the call opens something anew."""
@@ -236,7 +234,7 @@ class _Round:
         """Reset once per prompt, so that all its rollouts share one start."""
         seed = int(self.c.rng(_WORLD, self.step, index).integers(2**31))
         try:
-            with self.lend() as env:
+            async with self.lend() as env:
                 await self.call(env, env.reset, seed=seed, options={"task_id": task_id})
                 info = env.unwrapped.info()  # type: ignore[attr-defined]
                 state = await self.call(env, save_state, env)
@@ -244,18 +242,23 @@ class _Round:
             return Node(NO_PARENT, (), status="failed", failure=_failure(error)), None
         messages = tuple(Message.from_dict(message) for message in info["messages"])
         ids = self.c.encoder.prompt(messages, info["tools"]) if self.c.encoder else ()
-        return Node(NO_PARENT, messages, ids, (False,) * len(ids), (0.0,) * len(ids)), state
+        node = Node(NO_PARENT, messages, ids, (False,) * len(ids), (0.0,) * len(ids))
+        if self.c._longest is not None and len(ids) >= self.c._longest:
+            reason = f"the prompt has {len(ids)} tokens, and answers must fit into {self.c._longest} with it"
+            return replace(node, status="failed", failure=Failure("context", reason)), None
+        return node, state
 
     async def play(self, branch: _Branch) -> None:
         """Play a branch to its end and, for a bare rollout, what TRACE wants continued."""
         try:
-            with self.lend() as env:
+            async with self.lend() as env:
                 reseed = int(self.c.rng(_WORLD, self.step, *branch.key).integers(2**31))
                 await self.call(env, load_state, env, branch.state, reseed)
                 while await self.turn(env, branch):
                     pass
         except (InfrastructureError, ReplayDivergenceError) as error:
-            branch.nodes.append(Node(0, (), status="failed", failure=_failure(error)))
+            failed = Node(0, (), status="failed", failure=_failure(error), num_generated=branch.unplayed)
+            branch.nodes.append(failed)
         self.played.append(branch)
         continuations = self.continuations(branch)
         self.batch.live += len(continuations)
@@ -276,10 +279,11 @@ class _Round:
                 logprobs=last.logprobs[:said],
                 status="truncated",
                 reward=0.0,
-                outcome={"verdict": "wrong", "reason": f"no answer within {self.c.max_context} tokens"},
+                outcome={"verdict": "wrong", "reason": f"no answer within {self.c._longest} tokens"},
             )
             return False
         completion = await self.batch.complete(branch.key, request)
+        branch.unplayed = completion.num_tokens
         _, reward, terminated, truncated, info = await self.call(env, env.step, completion.text)
         known = len(branch.messages())
         messages = tuple(Message.from_dict(message) for message in info["messages"][known:])
@@ -305,6 +309,7 @@ class _Round:
         state = await self.call(env, save_state, env) if keep else None
         branch.states.append(state)
         branch.nodes.append(replace(node, state=state if self.c.keep_states else None))
+        branch.unplayed = 0
         return not over
 
     def request(self, env: AnyEnv, branch: _Branch) -> Request | None:
@@ -312,14 +317,19 @@ class _Round:
         info = env.unwrapped.info()  # type: ignore[attr-defined]
         ids = branch.token_ids() if self.c.encoder else None
         place = (self.step, *branch.key, branch.anchor_turn + len(branch.nodes))
-        if ids is not None and self.c.max_context is not None and branch.nodes:
-            if len(ids) + (self.c.max_tokens or 1) > self.c.max_context:
+        max_tokens = self.c.max_tokens
+        if ids is not None and self.c._longest is not None:
+            # What the caller allows must hold a whole answer; what the model can take may cut it.
+            wanted = 1 if self.c.max_context is None else max_tokens or 1
+            room = self.c._longest - len(ids)
+            if branch.nodes and room < wanted:
                 return None
+            max_tokens = max_tokens and min(max_tokens, room)
         return Request(
             messages=branch.messages(),
             tools=tuple(info["tools"]),
             prompt_ids=ids,
-            max_tokens=self.c.max_tokens,
+            max_tokens=max_tokens,
             seed=int(self.c.rng(_SAMPLING, *place).integers(2**31)),
             hint=info.get("demonstration"),
         )
@@ -396,22 +406,37 @@ class _Round:
         async with self._slots:
             running = in_thread(function, *args, **kwargs)
             try:
-                async with asyncio.timeout(self.c.step_timeout_s) as clock:
-                    return await asyncio.wrap_future(running)
-            except TimeoutError:
-                if not clock.expired():  # the environment's own
-                    raise
-                name = getattr(function, "__name__", "call")
-                raise InfrastructureError("deadline", f"{name} took longer than {self.c.step_timeout_s} s") from None
+                return await self.wait(running, getattr(function, "__name__", "call"))
             finally:
                 if not running.done():
                     del self._lent[id(env)]
                     self.c._give_up(env, running)
 
-    @contextmanager
-    def lend(self) -> Iterator[AnyEnv]:
+    async def wait(self, running: Future[T], name: str) -> T:
+        """Wait for a call in a thread until its deadline."""
+        try:
+            async with asyncio.timeout(self.c.step_timeout_s) as clock:
+                return await asyncio.wrap_future(running)
+        except TimeoutError:
+            if not clock.expired():  # the environment's own
+                raise
+            raise InfrastructureError("deadline", f"{name} took longer than {self.c.step_timeout_s} s") from None
+
+    async def make(self) -> AnyEnv:
+        """Make an environment in a thread; one that is ready only when nobody waits any more is closed."""
+        async with self._slots:
+            running = in_thread(self.c._make_env)
+            try:
+                return await self.wait(running, "making an environment")
+            except BaseException:
+                running.add_done_callback(lambda made: None if made.exception() else made.result().close())
+                raise
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AnyEnv]:
         """Lend an environment; unless it was given up meanwhile, somebody else can have it afterwards."""
-        env = self.c._take()
+        env = self.c._idle.pop() if self.c._idle else await self.make()
+        self.c._env_id = env.spec.id if env.spec is not None else ""
         self._lent[id(env)] = env
         try:
             yield env

@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import gymnasium
 import pytest
 
-from trace_gym.chat import parse_tool_calls, render_tool_call
 from trace_gym.errors import BadInputError, InfrastructureError, MissingExtraError
+from trace_gym.evaluate import evaluate
 from trace_gym.messages import Message, Request, ToolCall
+from trace_gym.tool_formats import TOOL_FORMATS, parse_tool_calls, render_tool_call
 
 pytest.importorskip("openai")
 from trace_gym.agents.openai import OpenAIAgent
@@ -185,6 +188,41 @@ def test_without_native_tools_everything_is_text(server):
     assert '"python"' in body["messages"][0]["content"] and "Be brief." in body["messages"][0]["content"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
+@pytest.mark.parametrize("tool_format", sorted(TOOL_FORMATS))
+def test_an_endpoint_is_told_of_one_format_only_and_plays_in_it(server, tool_format):
+    """Natively where the format is the endpoint's own; else in words, results included, and by turns."""
+    is_native = TOOL_FORMATS[tool_format].is_native
+    written = render_tool_call(ToolCall("python", {"code": "6 * 7"}), tool_format)
+
+    def play(body):
+        if any(message["role"] == "assistant" for message in body["messages"]):
+            return 200, completion("\\boxed{42}")
+        call = {"id": "1", "type": "function", "function": {"name": "python", "arguments": '{"code": "6 * 7"}'}}
+        return 200, completion(None, tool_calls=[call]) if is_native else completion(f"I look.\n{written}")
+
+    server.script = play
+    report = evaluate(
+        lambda: gymnasium.make("trace_gym/MathCode-v0", size=15, tool_format=tool_format),
+        agent(server),
+        ["arithmetic-1-train-000000"],
+    )
+    assert (report.num_episodes, report.mean_tool_calls, report.mean_tool_errors) == (1, 1, 0)
+    first, second = server.bodies
+    system = first["messages"][0]["content"]
+    assert ("tools" in first) == ("tools" in second) == is_native
+    assert ("Variables persist between cells" in system) != is_native
+    assert [m["role"] for m in second["messages"]] == [
+        *("system", "user", "assistant"),
+        "tool" if is_native else "user",
+    ]
+    assert "42" in second["messages"][3]["content"]
+    if not is_native:
+        assert second["messages"][2] == {"role": "assistant", "content": f"I look.\n{written}"}
+        # What the endpoint sees as a result is what would count as an invention from its own mouth.
+        assert "42" not in parse_tool_calls(second["messages"][3]["content"], tool_format).said
+
+
 def test_a_refusal_is_an_answer(server):
     """Null content is no failure: the refusal's text, or nothing, goes to the environment."""
     server.script = lambda body: (200, completion(None, refusal="I won't."))
@@ -251,8 +289,17 @@ def test_a_conversation_too_long_for_the_model_is_cut_by_length(server):
     """The model's context is its own limit, as for a local model: an empty answer, not a failure."""
     error = {"message": "This model's maximum context length is 10 tokens", "code": "context_length_exceeded"}
     server.script = lambda body: (400, {"error": error})
-    (found,) = answer(agent(server), Request(ASK))
+    (found,) = answer(agent(server), Request((*ASK, Message("assistant", "Hm."), Message("user", "Well?"))))
     assert (found.text, found.finish_reason, found.num_tokens) == ("", "length", 0)
+
+
+def test_a_first_prompt_too_long_for_the_model_is_a_failure(server):
+    """Nobody said anything yet, so nobody is scored."""
+    error = {"message": "This model's maximum context length is 10 tokens", "code": "context_length_exceeded"}
+    server.script = lambda body: (400, {"error": error})
+    with pytest.raises(InfrastructureError) as caught:
+        answer(agent(server), Request(ASK))
+    assert caught.value.kind == "context"
 
 
 def test_answers_keep_their_order_and_concurrency_is_bounded(server):

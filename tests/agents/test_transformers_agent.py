@@ -224,6 +224,7 @@ def test_messages_are_encoded_where_no_ids_are_given(tokenizer):
 def test_a_full_context_gives_an_empty_answer_cut_by_length(tokenizer):
     """A conversation longer than the model's context is cut, not an error, and others are still answered."""
     agent = TransformersAgent(build("gpt2"), tokenizer, max_tokens=50)
+    assert agent.max_context == 128
     wanted = [Request(messages=(), prompt_ids=(5,) * length) for length in (200, 128, 127, 10)]
     found = answer(agent, wanted)
     assert [c.num_tokens for c in found[:3]] == [0, 0, 1]

@@ -103,6 +103,40 @@ def test_the_same_seed_gives_the_same_task_and_world():
     assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
 
 
+class Bare(Dice):
+    """A prompt without a system message, and answers of several messages."""
+
+    def _begin(self, task_id, seed):
+        return (Message("user", task_id),), (seed, 0)
+
+    def _play(self, episode, action):
+        return TurnResult(tuple(Message(role, role) for role in action.split()), episode.world)
+
+
+def test_a_format_no_template_knows_is_told_in_the_system_message():
+    """Which is written if there is none; then no template is to announce the tools a second time."""
+    for kind, roles in ((Dice, ["system", "user"]), (Bare, ["system", "user"])):
+        _, info = kind(tool_format="llama_json").reset(seed=0)
+        assert [message["role"] for message in info["messages"]] == roles
+        assert '"roll"' in info["messages"][0]["content"] and '"parameters"' in info["messages"][0]["content"]
+        assert info["tools"] == []
+    assert [message["role"] for message in Bare().reset(seed=0)[1]["messages"]] == ["user"]
+
+
+def test_a_tool_that_a_format_has_no_call_for_is_refused():
+    with pytest.raises(BadInputError, match="one tool, python"):
+        Dice(tool_format="python_fence")
+
+
+def test_what_is_said_in_the_users_name_in_one_turn_is_one_message():
+    """Many chat templates insist that user and assistant take turns; the observation is the same text."""
+    env = Bare()
+    env.reset(seed=0)
+    observation, *_, info = env.step("tool user user tool user")
+    assert [message["content"] for message in info["messages"][2:]] == ["tool", "user\nuser", "tool", "user"]
+    assert observation == "tool\nuser\nuser\ntool\nuser"
+
+
 def test_unknown_reset_options_are_refused_with_those_that_exist(env):
     with pytest.raises(BadInputError, match="task_id"):
         env.reset(options={"task": "low"})
