@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS := train,math,openai,dev
+EXTRAS := train,math,qa,openai,dev
 
 .PHONY: help train test quick lint clean
 

@@ -4,30 +4,36 @@ import doctest
 import re
 from pathlib import Path
 
+import pytest
+
 from trace_gym.check import _Checker
 from trace_gym.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", "envs/math/README.md")
 
 
-def test_the_tour_gives_the_output_that_is_shown():
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_give_the_output_that_is_shown(page):
     """Every line of the interactive examples is run and compared."""
-    failed, tried = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+    failed, tried = doctest.testfile(str(ROOT / page), module_relative=False)
     assert tried >= 15 and failed == 0
 
 
-def test_every_command_exists_with_the_options_that_are_shown(capsys):
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_exists_with_the_options_that_are_shown(page, capsys):
     """Each trace-gym line parses: unknown options or commands would exit with a usage error."""
-    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").split("\n")
     commands = [line.split("#")[0].split() for line in lines if line.startswith("trace-gym ")]
-    assert len(commands) >= 6
+    assert len(commands) >= 4
     for command in commands:
         options = [word for word in command[2:] if word.startswith("--")]
+        actions = command[2:3] if command[1] == "data" else []
         capsys.readouterr()
         try:
-            main([command[1], "--help"])
+            main([command[1], *actions, "--help"])
         except SystemExit:
             shown = capsys.readouterr().out
         assert all(re.search(rf"{re.escape(option)}\b", shown) for option in options), command

@@ -1,4 +1,4 @@
-"""The command line: ``trace-gym train | eval | view | check``.
+"""The command line: ``trace-gym train | eval | view | data | serve | check``.
 
 The only file of the hub that names the rooms, inside the command functions, so that ``trace-gym --help`` is quick and
 a missing extra is one line.
@@ -9,8 +9,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -29,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trace-gym", description=(trace_gym.__doc__ or "").split("\n")[0])
     parser.add_argument("--version", action="version", version=trace_gym.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_train, _add_eval, _add_view, _add_check):
+    for add in (_add_train, _add_eval, _add_view, _add_data, _add_serve, _add_check):
         add(commands)
     arguments = parser.parse_args(argv)
     try:
@@ -185,6 +188,123 @@ def _view(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# data
+
+
+def _add_data(commands: Any) -> None:
+    parser = commands.add_parser("data", help="list, show and compare data sets of problems")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="the data sets that are known by name")
+    listing.set_defaults(run=_data_list)
+
+    what = "name of a data set or suite, a file, or NAME=PATH for a local copy"
+    show = actions.add_parser("show", help="the first problems of a data set")
+    show.add_argument("data", metavar="DATA", help=what)
+    show.add_argument("--n", type=int, default=3, help="how many (default: %(default)s)")
+    show.set_defaults(run=_data_show)
+
+    check = actions.add_parser(
+        "check",
+        help="find test problems that stand in the training data",
+        description="Exit code 1 if test problems stand in the training data: word for word, or nearly so and with the "
+        "same answer. Problems that are nearly the same and have another answer are only shown.",
+    )
+    check.add_argument("--train", nargs="+", required=True, metavar="DATA", help=what)
+    check.add_argument("--test", nargs="+", required=True, metavar="DATA", help="the same")
+    check.add_argument(
+        "--threshold", type=float, default=0.6, help="share of runs of five words in common (default: %(default)s)"
+    )
+    check.add_argument("--show", type=int, default=10, help="overlaps shown per test set (default: %(default)s)")
+    check.set_defaults(run=_data_check)
+
+    index = actions.add_parser(
+        "index",
+        help="index a corpus of passages for searching",
+        description="The folder holds the texts as well and is given to an environment or a server as its corpus.",
+    )
+    index.add_argument("corpus", metavar="CORPUS", help="JSON lines: id and contents, or id, title and text")
+    index.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the index goes")
+    index.add_argument(
+        "--backend", default="embedded", metavar="NAME", help="embedded, pyserini or dense (default: %(default)s)"
+    )
+    index.add_argument(
+        "--options", type=_json_object, default={}, metavar="JSON", help='of dense, such as \'{"model": "FOLDER"}\''
+    )
+    index.set_defaults(run=_data_index)
+
+
+def _data_list(arguments: argparse.Namespace) -> int:
+    from trace_gym.envs.math.tasks.named import list_sets
+
+    print(list_sets())
+    return 0
+
+
+def _data_show(arguments: argparse.Namespace) -> int:
+    from trace_gym.envs.math.tasks.named import load_data, show_tasks
+
+    if arguments.n < 1:
+        raise BadInputError(f"--n must be at least 1; got {arguments.n}.")
+    print(show_tasks(load_data(arguments.data), arguments.n))
+    return 0
+
+
+def _data_check(arguments: argparse.Namespace) -> int:
+    from trace_gym.envs.math.tasks.named import load_data
+    from trace_gym.envs.math.tasks.overlap import find_overlaps, overlap_table
+
+    train, tests = load_data(arguments.train), load_data(arguments.test)
+    overlaps = find_overlaps(train.tasks(), tests.tasks(), arguments.threshold)
+    print(overlap_table(tests, overlaps, arguments.show))
+    return int(any(overlap.is_leak for overlap in overlaps))
+
+
+def _data_index(arguments: argparse.Namespace) -> int:
+    from trace_gym.envs.search.retrieval.backends import build
+    from trace_gym.envs.search.retrieval.corpus import corpus_path
+
+    began = time.monotonic()
+
+    def progress(done: int) -> None:
+        seconds = max(time.monotonic() - began, 1e-9)
+        _say(f"{done:,} passages, {done / seconds:,.0f} per second")
+
+    build(arguments.backend, corpus_path(arguments.corpus), arguments.out, progress, **arguments.options)
+    _say(f"{arguments.out}: {time.monotonic() - began:.1f} s")
+    return 0
+
+
+# serve
+
+
+def _add_serve(commands: Any) -> None:
+    parser = commands.add_parser("serve", help="serve a part of an environment over HTTP")
+    parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
+    search = parts.add_parser(
+        "search",
+        help="a retrieval server with Search-R1's schema",
+        description="POST /retrieve takes what the clients of Search-R1, SkyRL, GEM and rLLM send; GET /health answers "
+        "200 once the index is loaded.",
+    )
+    search.add_argument("--backend", default="auto", help="embedded, pyserini, dense, hybrid (default: %(default)s)")
+    search.add_argument("--corpus", help="JSON lines, or folder of an index (default: the bundled corpus)")
+    search.add_argument(
+        "--options", type=_json_object, default={}, metavar="JSON", help="of the backend, such as '{\"k1\": 1.2}'"
+    )
+    search.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    search.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: %(default)s)")
+    search.set_defaults(run=_serve_search)
+
+
+def _serve_search(arguments: argparse.Namespace) -> int:
+    from trace_gym.envs.search.retrieval.server import serve
+
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    serve(arguments.backend, arguments.corpus, arguments.options, host=arguments.host, port=arguments.port, say=_say)
+    return 0
+
+
 # check
 
 
@@ -192,6 +312,7 @@ def _add_check(commands: Any) -> None:
     parser = commands.add_parser("check", help="check the laws of a snapshot-able environment")
     parser.add_argument("env", help="id of the environment")
     parser.add_argument("--env-kwargs", type=_json_object, default={}, metavar="JSON", help="arguments of it")
+    parser.add_argument("--backend", metavar="NAME", help="what runs the code, such as fork, replay or monty")
     parser.add_argument("--cycles", type=int, default=1000, help="cycles of the leak test (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: %(default)s)")
     parser.set_defaults(run=_check)
@@ -199,6 +320,8 @@ def _add_check(commands: Any) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     kwargs = {"demonstrator_skill": 0.7} if arguments.env in trace_gym.ENVS else {}
+    if arguments.backend is not None:
+        kwargs["backend"] = arguments.backend
     env = _env_maker(arguments.env, {**kwargs, **arguments.env_kwargs})()
     try:
         laws = trace_gym.check_snapshot(env, cycles=arguments.cycles, seed=arguments.seed)

@@ -6,15 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from trace_gym.chat import CallError, get_tool_format, parse_tool_calls, render_tool_call
-from trace_gym.envs.math.grading import extract_answer, grade
-from trace_gym.envs.math.python_tool import State, ToolLease, shared_tool
-from trace_gym.envs.math.tasks import Task, TaskSet, TaskTable, load_tasks
+from trace_gym.envs.math.grading import GraderLease, extract_answer, grade
+from trace_gym.envs.math.python_tool import State, ToolLease, choose_backend, shared_tool, snapshot_kind
+from trace_gym.envs.math.tasks import Data, Task, TaskSet, TaskTable, load_data
 from trace_gym.envs.text_env import Episode, TextEnv, TurnResult, printable
 from trace_gym.errors import BadInputError, InfrastructureError
 from trace_gym.messages import Message, ToolCall
@@ -34,6 +33,8 @@ PYTHON_TOOL: Mapping[str, Any] = {
         },
     },
 }
+
+_SUBSET = " It is a subset: no numpy, no sympy, no generators, no inheritance, no del."
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,10 @@ class MathCodeEnv(TextEnv):
     that need several dependent cells. Every prefix of an episode, the session included, can be saved and cloned.
 
     ## Action Space
-    Any text, the agent's whole turn. Calls of the tool ``python`` (argument ``code``) are run in order, at most four a
-    turn; a turn without a call that contains ``\boxed{…}`` is the answer (the last box counts). A box beside a call
-    is not an answer: its value was not seen yet. Anything else is answered with what is allowed.
+    Any text, the agent's whole turn. Calls of the tool ``python`` (argument ``code``), written in the ``tool_format``,
+    are run in order, at most four a turn; a turn without a call that contains ``\boxed{…}`` is the answer (the last box
+    counts). A box beside a call is not an answer: its value was not seen yet. Neither calls nor boxes count in thoughts
+    or after a result that the agent made up. Anything else is answered with what is allowed.
 
     ## Observation Space
     The text that the cells showed, or the error.
@@ -85,12 +87,20 @@ class MathCodeEnv(TextEnv):
     ## Arguments
     | argument | default | meaning |
     |---|---|---|
-    | `split` | None | `"train"` or `"eval"`; no question occurs in both. None: `"train"`, or all of a file |
+    | `split` | None | `"train"` or `"eval"`; no question occurs in both. None: `"train"`, or all of `data` |
     | `families`, `difficulties` | all | which bundled problems |
     | `size`, `task_seed` | 1500, 0 | how many, and the seed they are generated from |
-    | `data` | None | a JSON Lines file with `question` and `answer` in place of the bundled problems |
+    | `data` | None | other problems in place of the bundled ones, see below |
     | `cell_timeout_s`, `memory_mb` | 5.0, 1024 | limits of one cell |
+    | `backend` | `"auto"` | who runs the cells: `"fork"`, `"replay"` or `"monty"`, see `PythonTool` |
+    | `allow_weak_isolation` | False | run cells where the machine cannot confine them |
     | `max_turns`, `tool_format`, … | 8, `"hermes"` | see `TextEnv` |
+
+    `data` is the name of a data set or a suite (`trace-gym data list`), a local file (JSON Lines, JSON, CSV, Parquet;
+    columns such as `question` and `answer`), `"NAME=PATH"` for a local copy of a data set, or a list of these. One
+    question in five belongs to `split="eval"`; with `{"train": …, "eval": …}` each split has data of its own. The
+    options of a multiple-choice question stand in the problem, and its answer is a letter. Demonstrations exist for the
+    bundled problems only.
 
     ## Version History
     * v0: initial version.
@@ -105,24 +115,41 @@ class MathCodeEnv(TextEnv):
         difficulties: Sequence[int] | None = None,
         size: int = 1500,
         task_seed: int = 0,
-        data: str | Path | None = None,
+        data: Data | None = None,
         cell_timeout_s: float = 5.0,
         memory_mb: int = 1024,
+        backend: str = "auto",
+        allow_weak_isolation: bool = False,
         max_turns: int = 8,
         **base: Any,
     ) -> None:
         """Generate or load the tasks; the tool starts with the first cell."""
         super().__init__(max_turns=max_turns, **base)
-        self._limits = {"cell_timeout_s": cell_timeout_s, "memory_mb": memory_mb}
+        self._settings: dict[str, Any] = {
+            "backend": choose_backend(backend, allow_weak_isolation),
+            "allow_weak_isolation": allow_weak_isolation,
+            "cell_timeout_s": cell_timeout_s,
+            "memory_mb": memory_mb,
+        }
+        self.metadata = {**self.metadata, "snapshot": snapshot_kind(self._settings["backend"])}
+        if self._settings["backend"] == "monty":
+            function = PYTHON_TOOL["function"]
+            self.tools = ({**PYTHON_TOOL, "function": {**function, "description": function["description"] + _SUBSET}},)
         self._tool: ToolLease | None = None
-        self.tasks = _tasks(
-            split,
-            None if families is None else tuple(families),
-            None if difficulties is None else tuple(difficulties),
-            size,
-            task_seed,
-            None if data is None else str(data),
-        )
+        self._grader: GraderLease | None = None
+        self.tasks: TaskTable
+        if data is not None:
+            if families is not None or difficulties is not None:
+                raise BadInputError("families and difficulties choose bundled problems; leave them out with data.")
+            self.tasks = load_data(data, split)
+        else:
+            self.tasks = _bundled(
+                split or "train",
+                None if families is None else tuple(families),
+                None if difficulties is None else tuple(difficulties),
+                size,
+                task_seed,
+            )
 
     @property
     def task_ids(self) -> Sequence[str]:
@@ -135,19 +162,27 @@ class MathCodeEnv(TextEnv):
         if self._tool is not None:
             tool, self._tool = self._tool, None
             tool.close()
+        if self._grader is not None:
+            grader, self._grader = self._grader, None
+            grader.close()
 
     def _begin(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], World]:
         task = self.tasks.get(task_id)
-        return (Message("system", SYSTEM_PROMPT), Message("user", task.question)), World(None, seed)
+        return (Message("system", SYSTEM_PROMPT), Message("user", task.prompt)), World(None, seed)
 
     def _play(self, episode: Episode, action: str) -> TurnResult:
-        parsed = parse_tool_calls(action, self.tool_format)
+        parsed = parse_tool_calls(action, self.tool_format, self.tools)
         if parsed.calls:
             return self._run(episode.world, parsed.calls, parsed.errors)
-        answer = extract_answer(action)
+        answer = extract_answer(parsed.said)
         if answer is not None and not parsed.errors:
             return self._grade(self.tasks.get(episode.task_id), answer, episode.world)
-        error = parsed.errors[0] if parsed.errors else CallError("no_action", "No tool call and no answer found.")
+        if parsed.errors:
+            error = parsed.errors[0]
+        elif parsed.is_cut:
+            error = CallError("invented_result", "Results come from the tool; nothing after one of your own is read.")
+        else:
+            error = CallError("no_action", "No tool call and no answer found.")
         example = get_tool_format(self.tool_format).example.replace("NAME", "python")
         text = f"Error: {error.detail} Call the tool like this: {example} or answer in \\boxed{{}}."
         return TurnResult((Message("user", text),), episode.world, action_error=error.kind)
@@ -155,6 +190,7 @@ class MathCodeEnv(TextEnv):
     def _run(self, world: World, calls: Sequence[ToolCall], errors: Sequence[CallError]) -> TurnResult:
         """Run the calls in order; each is answered, but however much is wrong beyond them is answered once."""
         answers: list[Message] = []
+        observe = get_tool_format(self.tool_format).observe
         failed, kinds = 0, []
         for call in calls[:MAX_CALLS]:
             problem = _refuse(call)
@@ -164,7 +200,7 @@ class MathCodeEnv(TextEnv):
             else:
                 text, good, world = self._cell(world, call.arguments["code"])
             failed += not good
-            answers.append(Message("tool", text, printable(call.name[:64])))
+            answers.append(observe(printable(call.name[:64]), text))
         if len(calls) > MAX_CALLS:
             answers.append(Message("user", f"Error: Only {MAX_CALLS} calls are run in one turn; the rest was not."))
         elif errors:
@@ -188,8 +224,10 @@ class MathCodeEnv(TextEnv):
         return result.text, True, replace(world, shown=result.text, num_good=world.num_good + 1)
 
     def _grade(self, task: Task, answer: str, world: World) -> TurnResult:
+        if self._grader is None:
+            self._grader = GraderLease()
         start = time.perf_counter()
-        verdict = grade(answer, task.answer)
+        verdict = grade(answer, task.answer, options=task.options, question=task.question)
         self.timings["grade"] = self.timings.get("grade", 0.0) + time.perf_counter() - start
         if verdict.outcome == "ungradable":
             # Neither right nor wrong: scoring it would reward or punish what nobody knows.
@@ -206,14 +244,17 @@ class MathCodeEnv(TextEnv):
         world: World = episode.world
         steps = self.tasks.get(episode.task_id).steps
         if not steps:
-            raise BadInputError("Tasks from a file have no demonstrations; leave demonstrator_skill unset.")
+            raise BadInputError(
+                "Problems from data have no demonstrations: leave demonstrator_skill unset. Training on them needs a "
+                "model to start from (trace-gym train --model)."
+            )
         wrong = rng.random() >= skill
         done = min(world.num_good, len(steps))
         if done == len(steps) or (wrong and done and rng.random() < 0.25):
             return f"\\boxed{{{world.shown.strip()}}}"
         step = steps[done]
         code = step.slips[int(rng.integers(len(step.slips)))] if wrong else step.code
-        return render_tool_call(ToolCall("python", {"code": code}), self.tool_format)
+        return render_tool_call(ToolCall("python", {"code": code}), self.tool_format, self.tools)
 
     def _dump_world(self, world: World) -> Any:
         session = world.session.to_bytes().decode() if world.session is not None else None
@@ -235,26 +276,20 @@ class MathCodeEnv(TextEnv):
         twin.timings = {}
         twin._episode = None
         twin._tool = None
+        twin._grader = None
         return twin
 
     def _python(self) -> ToolLease:
         if self._tool is None:
-            self._tool = shared_tool(**self._limits)
+            self._tool = shared_tool(**self._settings)
         return self._tool
 
 
 @lru_cache(maxsize=32)  # many environments of a run share one table; it never changes
-def _tasks(
-    split: str | None,
-    families: tuple[str, ...] | None,
-    difficulties: tuple[int, ...] | None,
-    size: int,
-    seed: int,
-    data: str | None,
+def _bundled(
+    split: str, families: tuple[str, ...] | None, difficulties: tuple[int, ...] | None, size: int, seed: int
 ) -> TaskTable:
-    if data is not None:
-        return load_tasks(data, split)
-    return TaskSet(split or "train", families, difficulties, size, seed)
+    return TaskSet(split, families, difficulties, size, seed)
 
 
 def _refuse(call: ToolCall) -> CallError | None:

@@ -1,21 +1,36 @@
-r"""The grader: exact, three-valued, unable to raise or to hang."""
+r"""Verdicts: what the grader takes for equal, for different, and for neither."""
 
 from __future__ import annotations
 
-import random
-import time
-from decimal import Decimal
-from fractions import Fraction
+import itertools
+import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from trace_gym.envs.math.grading.exact import Exact, TooLargeError, UnsupportedError, root
-from trace_gym.envs.math.grading.expression import SyntaxProblem, parse_exact
-from trace_gym.envs.math.grading.grader import extract_answer, grade, normalize
+from trace_gym.envs.math import grade
+from trace_gym.envs.math.grading import close_grader, extract_answer, grader
+
+needs_workers = pytest.mark.skipif(find_spec("math_verify") is None, reason="the extra `math` is not installed")
 
 
-def outcome(prediction: str, gold: str) -> str:
-    return grade(prediction, gold).outcome
+@pytest.fixture(scope="module", autouse=True)
+def workers_end_with_the_module():
+    yield
+    close_grader()
+
+
+@pytest.fixture
+def no_workers(monkeypatch):
+    def refuse(*texts):
+        raise AssertionError(f"a worker was asked about {texts}")
+
+    monkeypatch.setattr(grader, "compare_thoroughly", refuse)
+
+
+def outcome(prediction: str, gold: str, **more) -> str:
+    return grade(prediction, gold, **more).outcome
 
 
 @pytest.mark.parametrize(
@@ -44,228 +59,164 @@ def test_the_last_balanced_box_is_the_answer(text: str, answer: str | None) -> N
     assert extract_answer(text) == answer
 
 
-@pytest.mark.parametrize(
-    ("prediction", "gold"),
-    [
-        ("42", "42"),
-        ("042", "42"),
-        ("+42", "42."),
-        (" $42$ ", "42"),
-        (r"\(42\)", "42"),
-        ("$$42$$", "$42$"),
-        ("$18", "18"),
-        ("1,234,567", "1234567"),
-        (r"1{,}234", "1234"),
-        (r"1\,234", "1234"),
-        (r"1,\!234", "1234"),
-        ("0.50", "1/2"),
-        (".5", r"\frac12"),
-        (r"\dfrac{1}{2}", r"\tfrac{2}{4}"),
-        (r"-\frac{3}{4}", r"\frac{-3}{4}"),
-        (r"1\frac{1}{2}", "3/2"),
-        ("2^10", "1024"),
-        ("2**-3", "1/8"),
-        (r"\left(2+3\right)\cdot 4", "20"),
-        (r"7 \div 2", "3.5"),
-        (r"\text{15}", "15"),
-        (r"\frac{\mathrm{3,000}}{2}", "1500"),
-        ("sqrt(8)", r"2\sqrt{2}"),
-        (r"\sqrt2", r"\frac{2}{\sqrt{2}}"),
-        (r"\frac{1}{\sqrt{3}-1}", r"\frac{1+\sqrt{3}}{2}"),
-        (r"\sqrt[3]{54}", r"3\sqrt[3]2"),
-        ("8^{1/3}", "2"),
-        (r"\sqrt{0.25}", "0.5"),
-        ("3*pi/4", r"\frac{3\pi}{4}"),
-        (r"\pi \div 4 + 1 \div 2", r"0.5 + \frac{\pi}{4}"),
-        ("2.645751311064591", r"\sqrt{7}"),
-        ("0.1428571428571428", r"\frac{1}{7}"),
-        ("0.30000000000000004", "0.3"),
-        ("1.5e3", "1500"),
-        ("x = 9", "9"),
-        ("9", "$n = 9$"),
-        ("25%", r"25\%"),
-        ("p-q", "p - q"),
-        ("(3, 4)", r"\left(3,4\right)"),
-        (r"\text{blue}", "blue"),
-        ("12 units", "12"),
-        (r"\boxed{\text{B: both}}", "B"),
-        ("(C)", "C"),
-        (r"<answer>\(\boxed{70}\).</answer>", "70"),
-        ("<answer>70</answer>", "70"),
-    ],
-)
-def test_equal_answers_are_correct_both_ways(prediction: str, gold: str) -> None:
-    """Notation does not matter, value does."""
-    assert outcome(prediction, gold) == "correct"
+def pairs(sign: str, workers: bool) -> list[tuple[str, str]]:
+    """Read grader_pairs.txt: the pairs with one sign, of the sections that need workers or of the others."""
+    found, harder = [], False
+    for line in (Path(__file__).parent / "grader_pairs.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            harder = line.endswith("(workers)")
+        elif line and harder == workers and (parts := f" {line} ".split(f" {sign} "))[1:]:
+            found.append((parts[0].strip(), parts[1].strip()))
+    return found
 
 
-@pytest.mark.parametrize(
-    ("prediction", "gold"),
-    [
-        ("4", "42"),
-        ("", "42"),
-        ("", "a poodle"),
-        (r"\boxed{42", "42"),
-        (r"\boxed{42} or \boxed{43", "42"),
-        ("Let me think about the", "42"),
-        (r"\frac{1}{2^{98}}", r"\frac{1}{2^{99}}"),
-        ("0.333", "1/3"),
-        ("0.3333333333", "1/3"),
-        ("1234567890123.0", "1234567890124"),
-        (r"3\sqrt{2}", r"\sqrt[3]{2}"),
-        (r"4\sqrt(2)", "4"),
-        ("50%", "50"),
-        ("50%", "0.5"),
-        ("1, 234", "1234"),
-        ("0,123", "123"),
-        ("3,5,7", "357"),
-        ("10 million", "10"),
-        ("10 cm", "10"),
-        ("x + 3", "5"),
-        ("1/0", "0"),
-        ("0^-1", "0"),
-        ("9^9^9^9", "5"),
-        ("9" * 600, "10"),
-        ("(" * 60 + "10" + ")" * 60, "10"),
-        ("A", "B"),
-        ("The answer: B or C", "B"),
-        (r"\pi if __import__('os') else 0", r"\pi"),
-        ("__import__('os').getcwd()", "7"),
-        ("22/7", r"\pi"),
-        ("3.141592653589", r"\pi + 1"),
-    ],
-)
-def test_other_answers_are_wrong(prediction: str, gold: str) -> None:
-    """A readable right answer settles the matter: no answer, no expression and too long are wrong too."""
+@pytest.mark.parametrize(("one", "other"), pairs("==", workers=False))
+def test_equal_answers_are_correct_both_ways(one: str, other: str, no_workers: None) -> None:
+    """Notation does not matter, value does; and equality has no direction. None of this needs a worker."""
+    assert outcome(one, other) == "correct"
+    assert outcome(other, one) == "correct"
+
+
+@needs_workers
+@pytest.mark.parametrize(("one", "other"), pairs("==", workers=True))
+def test_equal_functions_and_complex_numbers_are_correct_both_ways(one: str, other: str) -> None:
+    """What exact arithmetic cannot hold is compared by many digits."""
+    assert outcome(one, other) == "correct"
+    assert outcome(other, one) == "correct"
+
+
+@pytest.mark.parametrize(("prediction", "gold"), pairs("!=", workers=False))
+def test_other_answers_are_wrong(prediction: str, gold: str, no_workers: None) -> None:
+    """A readable right answer settles the matter: another value, another shape and no answer at all are wrong."""
     assert outcome(prediction, gold) == "wrong"
 
 
+@needs_workers
+@pytest.mark.parametrize(("prediction", "gold"), pairs("!=", workers=True))
+def test_other_functions_are_wrong(prediction: str, gold: str) -> None:
+    """A difference beyond the precision of a double is a difference."""
+    assert outcome(prediction, gold) == "wrong"
+
+
+@pytest.mark.slow
+@needs_workers
+def test_equality_is_symmetric_over_all_pairs_of_the_corpus() -> None:
+    """Whatever two answers are compared, the direction does not matter where both can be read."""
+    # A decimal may be rounded, a list Python's or an interval; a right answer may be a sum, or contradict itself.
+    directed = re.compile(r"[-+]?[0-9]*\.[0-9]{2,}|\[[^\[]*,[^\[]*\]|5 = 7|.*\\(?:int|sum|lim).*")
+    table = pairs("==", workers=False)[::3] + pairs("!=", workers=False)[::4]
+    texts = sorted({text for pair in table for text in pair if len(text) < 30 and not directed.fullmatch(text)})[::2]
+    for one, other in itertools.combinations(texts, 2):
+        there, back = outcome(one, other), outcome(other, one)
+        assert there == back or "ungradable" in (there, back), (one, other)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "expected"),
+    [
+        ("100/3", "33.3", "correct"),
+        (r"\frac{\pi}{3}", "1.0472", "correct"),
+        (r"\frac{\pi}{3}", "1.05", "wrong"),
+        (r"\sqrt{156}", "12.5", "wrong"),
+        ("33.34", "33.3", "wrong"),
+        ("(0.723606797749979, -0.105572809000084)", "(0.72, -0.1056)", "correct"),
+        ("(0.7, -0.11)", "(0.72, -0.1056)", "wrong"),
+        ("30.4", r"30.4 \text{ OR } \frac{153}{5}", "correct"),
+        ("[1, 2]", "2, 1", "correct"),
+    ],
+)
+def test_a_rounded_right_answer_stands_for_what_rounds_to_it(prediction: str, gold: str, expected: str) -> None:
+    """Only the right answer may be rounded, and only if it has enough digits; likewise only it may offer a choice."""
+    if "pi" not in prediction or find_spec("math_verify"):
+        assert outcome(prediction, gold) == expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "question", "expected"),
+    [
+        ("60%", "60", "What percentage of the students dance?", "correct"),
+        ("60", r"60\%", "By what percent does it grow?", "correct"),
+        ("0.6", r"60\%", "What percent is it?", "wrong"),
+        ("60%", "60", "How many students dance?", "wrong"),
+        ("0.6", r"60\%", "How large is the probability?", "correct"),
+    ],
+)
+def test_a_percent_sign_is_a_unit_where_percent_are_asked_for(prediction, gold, question, expected) -> None:
+    """Fifty percent is one half; it is fifty only as the answer to how many percent."""
+    assert outcome(prediction, gold, question=question) == expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "expected"),
+    [
+        ("B", "B", "correct"),
+        ("(b)", "B", "correct"),
+        (r"\boxed{\text{B. 5 m}}", "B", "correct"),
+        ("The answer is B.", "B", "correct"),
+        (r"It follows that \boxed{F = ma}. **Answer: B**", "B", "correct"),
+        ("5 m", "B", "correct"),
+        ("5 metres", "B", "correct"),
+        ("B", "5 m", "correct"),
+        ("none of these", "D", "correct"),
+        ("A", "B", "wrong"),
+        ("B or C", "B", "wrong"),
+        ("E", "B", "wrong"),
+        ("7 m", "B", "wrong"),
+        ("A", "E", "ungradable"),
+    ],
+)
+def test_options_are_named_by_their_letter_or_their_text(prediction: str, gold: str, expected: str) -> None:
+    """Both sides may say the letter or what it stands for."""
+    assert outcome(prediction, gold, options=["4 m", "5 m", "6 m", "None of these"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "expected"),
+    [
+        (r"not \boxed{8} nor \boxed{9}, but \boxed{11}", "11", "correct"),
+        (r"<answer>\(\boxed{35}\).</answer>", "35", "correct"),
+        ("<answer>35</answer>", "35", "correct"),
+        ("<think> 3 and 5 </think> The answer is 8.", "8", "correct"),
+        ("Work.\n#### 1,234", "1234", "correct"),
+        (r"<think> is it \boxed{8}? </think> \boxed{9}", "8", "wrong"),
+        (r"Marked with \boxed: nothing", "4", "wrong"),
+        (r"$\boxed{C}$", "C", "correct"),
+        (r"\boxed{p \gg \Delta x}. Answer: D", "D", "correct"),
+    ],
+)
+def test_a_whole_response_is_graded_by_its_answer(response: str, gold: str, expected: str) -> None:
+    """The last box counts, then what is announced."""
+    assert outcome(response, gold) == expected
+
+
+@needs_workers
 @pytest.mark.parametrize(
     ("prediction", "gold"),
     [
-        ("7", "all primes of the form 4k + 1"),
-        ("11 + 9a", "9a + 11"),
-        ("2, 1", "1, 2"),
-        (r"\sin 1", "2"),
-        (r"\log 100", "2"),
-        ("5!", "120"),
-        ("x = 9", "y = 9"),
         ("42", ""),
         ("42", r"\boxed{42"),
-        ("1", r"(\sqrt{-1})^4"),
+        ("42", "7" * 5000),
         ("1", "9^9^9^9"),
+        ("0", "1/0"),
+        ("4", r"\frac{1}{"),
+        ("odd numbers without the squares", "all odd numbers that are not squares"),
     ],
 )
-def test_what_it_cannot_tell_is_ungradable_and_not_wrong(prediction: str, gold: str) -> None:
-    """An unreadable right answer, or one that needs symbolic work, is kept apart."""
+def test_what_a_bad_right_answer_makes_undecidable_is_ungradable(prediction: str, gold: str) -> None:
+    """A right answer that cannot be read is not the fault of the answer."""
     assert outcome(prediction, gold) == "ungradable"
+
+
+@needs_workers
+def test_math_verify_reads_what_the_own_grammar_does_not() -> None:
+    """An integral is compared with an integral."""
+    assert outcome(r"\int_0^1 2 x dx", r"2 \int_0^1 x dx") == "correct"
+    assert outcome(r"\int_0^1 x dx", r"\int_0^1 x^2 dx") == "wrong"
 
 
 def test_every_verdict_has_a_reason() -> None:
     """The reason says which rule decided."""
-    assert grade("6/4", "1.5").reason == "the same number"
-    assert "exact arithmetic" in grade(r"\ln 2", "1").reason
+    assert grade("6/4", "1.5").reason == "the same value"
+    assert grade("7", "1.5").reason == "another value"
     assert "512" in grade("1" * 513, "1").reason
-
-
-def test_normalizing_twice_changes_nothing() -> None:
-    """A normal form is normal."""
-    for text in (r"$\left( 3 , \dfrac{\pi}{2} \right)$.", r"\text{ 13 }", "90°", r"a \, b"):
-        assert normalize(normalize(text)) == normalize(text)
-
-
-def test_exact_numbers_obey_the_laws_of_arithmetic() -> None:
-    """Sums, products and quotients of random surds agree with themselves computed another way."""
-    rng = random.Random(0)
-
-    def surd() -> Exact:
-        total = Exact.of(rng.randint(-5, 5))
-        for _ in range(2):
-            scale = Exact.of(Fraction(rng.randint(1, 9), rng.randint(1, 9)))
-            total = total + scale * root(Fraction(rng.randint(1, 30)), 2)
-        return total
-
-    for _ in range(100):
-        a, b, c = surd(), surd(), surd()
-        assert (a + b) * c == a * c + b * c
-        assert a + -a == Exact.of(0)
-        if b.terms:
-            assert a * b * b.inverse() == a
-            quotient = (a * b.inverse()).approximate() * b.approximate()
-            assert abs(quotient - a.approximate()) < Decimal("1e-20")
-
-
-def test_roots_are_taken_exactly_or_refused() -> None:
-    """Perfect powers come out whole, square factors come out, hopeless numbers are refused."""
-    assert root(Fraction(8, 27), 3).rational == Fraction(2, 3)
-    assert root(Fraction(-8), 3).rational == -2
-    assert root(Fraction(10**40), 2).rational == 10**20
-    assert root(Fraction(12), 2) == Exact.of(2) * root(Fraction(3), 2)
-    with pytest.raises(UnsupportedError):
-        root(Fraction(-4), 2)
-    with pytest.raises(TooLargeError):
-        root(Fraction((10**9 + 7) * (10**9 + 9)), 2)
-
-
-@pytest.mark.parametrize("text", ["", "2 3", "(1", "1)", "1 +", "* 2", "2 @ 3", "x", "[2]", r"\frac{1}", "{}"])
-def test_texts_that_are_no_expressions_are_refused(text: str) -> None:
-    """The grammar is strict: nothing is guessed."""
-    with pytest.raises(SyntaxProblem):
-        parse_exact(text)
-
-
-HOSTILE = [
-    "(" * 10**5,
-    "-" * 512,
-    "2^" * 255 + "2",
-    "*".join(["9^1290"] * 70),
-    "+".join(["1/9^1290"] * 55),
-    "+".join(f"1/{k}^400" for k in range(3, 50)),
-    "*".join([r"(1+\sqrt2+\sqrt3)"] * 25),
-    "/".join([r"(\sqrt2+\sqrt3+\sqrt5+\sqrt7)"] * 16),
-    r"(\sqrt2+\sqrt3+\sqrt5+\sqrt7)^32",
-    "+".join(rf"\sqrt{{{99999989 + k}}}" for k in range(30)),
-    r"\sqrt[3]{9^160}" * 30,
-    "1e999",
-    r"\boxed{" * 10**4,
-    r"\boxed{" * 10**4 + "}" * 10**4,
-    "<think>" * 10**4,
-    r"\text{" * 80,
-    "$" * 512,
-    "\x00\ud800",
-]
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_answers_cost_milliseconds(text: str) -> None:
-    """The caps bound the work: processor time, as the wall clock depends on the neighbours."""
-    start = time.process_time()
-    grade(text, "5")
-    grade("5", text)
-    assert time.process_time() - start < 0.1
-
-
-def test_no_text_makes_the_grader_raise() -> None:
-    """Random texts from the pieces of its own grammar get a verdict."""
-    rng = random.Random(1)
-    pieces = ["1", "23", r"\sqrt{", r"\frac", "}", "{", "(", ")", "+", "-", "*", "/", "^", "**", r"\pi", "!"]
-    pieces += [
-        ",",
-        "1,000",
-        ".5",
-        "1e300",
-        r"\sqrt[3]{",
-        r"\boxed{",
-        "x=",
-        r"\left(",
-        "[",
-        "]",
-        "%",
-        "$",
-        " ",
-    ]
-    for _ in range(3000):
-        text = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 40)))
-        assert outcome(text, "5") in ("correct", "wrong", "ungradable")
-        assert outcome("7", text) in ("correct", "wrong", "ungradable")
-        assert text.strip() == "" or "box" in text or outcome(text, text) != "wrong" or not normalize(text)
+    assert "not worked out" in grade(r"\sum_{k=1}^3 k", "6").reason

@@ -356,7 +356,7 @@ def test_a_dead_sandbox_fails_the_episode_and_the_next_one_plays():
         env.reset(seed=0)
         env.step(run("x = 1"))
         session = env._episode.world.session
-        session._tool._sandbox.close()
+        session._sessions.backend.sandbox.close()
         assert_failed(env.step(run("x")), "sandbox_died")
         env.reset(seed=0)
         assert env.step(run("2 + 2"))[0] == "4"
@@ -370,13 +370,13 @@ def test_an_infrastructure_error_of_the_tool_fails_the_episode(env, monkeypatch,
     if where == "step":
         env.step(run("1"))
     monkeypatch.setattr("trace_gym.envs.math.python_tool.tool.PythonTool._start", die)
-    monkeypatch.setattr("trace_gym.envs.math.python_tool.tool.PythonTool._step", die)
+    monkeypatch.setattr("trace_gym.envs.math.python_tool.sessions.Sessions.step", die)
     assert_failed(env.step(run("2")), "sandbox_start")
 
 
 def test_an_answer_nobody_can_grade_fails_the_episode(env, monkeypatch):
     """Scoring it would reward or punish what nobody knows."""
-    monkeypatch.setattr(math_env, "grade", lambda answer, expected: Verdict("ungradable", "no idea"))
+    monkeypatch.setattr(math_env, "grade", lambda *_, **__: Verdict("ungradable", "no idea"))
     assert_failed(env.step("\\boxed{1}"), "ungradable")
 
 
@@ -504,13 +504,13 @@ def test_a_hostile_text_is_answered_shortly_and_at_once(env, name):
 def test_abandoned_clones_leave_no_session_behind(env):
     """Collected without close: their states are let go, and with them the processes."""
     env.step(run("x = 1"))
-    tool = env._episode.world.session._tool
+    tool = env._tool.tool
     gc.collect()
-    before = len(tool._live)
+    before = tool.num_live
     for _ in range(5):
         clone(env)[0].step(run("x += 1"))
     gc.collect()
-    assert len(tool._live) == before
+    assert tool.num_live == before
 
 
 @pytest.mark.slow

@@ -1,20 +1,19 @@
-"""The bundled tasks: plans that run, slips that matter, splits that never meet, files that load."""
+"""The bundled tasks: plans that run, slips that matter, splits that never meet."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import io
-import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from trace_gym.envs.math.grading.grader import grade
-from trace_gym.envs.math.tasks import DIFFICULTIES, Task, TaskSet, load_tasks, make_task, split_of
+from trace_gym.envs.math.tasks import DIFFICULTIES, Task, TaskSet, make_task, split_of
 from trace_gym.envs.math.tasks.families import FAMILIES
 from trace_gym.errors import BadInputError
 
@@ -112,6 +111,17 @@ def test_known_ids_keep_their_texts() -> None:
     )
 
 
+def test_the_bundled_sets_stay_what_they_are() -> None:
+    """A digest over ids, questions, answers and plans of both splits: saved policies were trained on these."""
+    digest = hashlib.sha256()
+    for split in ("train", "eval"):
+        tasks = TaskSet(split, size=300)
+        for task in tasks.tasks():
+            plan = [(step.code, step.slips) for step in task.steps]
+            digest.update(repr((task.task_id, task.prompt, task.answer, plan)).encode())
+    assert digest.hexdigest()[:16] == "3176cdb466d9b545"
+
+
 def test_train_and_eval_never_share_a_question_whatever_the_seed() -> None:
     """The split is a digest of the plan, so different seeds and wordings cannot mix the sides."""
     sides = {
@@ -184,77 +194,3 @@ def test_a_family_without_questions_for_a_split_is_an_error(monkeypatch: pytest.
     missing = "train" if split_of(draft) == "eval" else "eval"  # type: ignore[arg-type]
     with pytest.raises(BadInputError, match="too few different questions"):
         make_task(f"tiny-1-{missing}-000000")
-
-
-def write(path: Path, *records: object, tail: str = "") -> Path:
-    path.write_text("\n".join(json.dumps(r, ensure_ascii=False) for r in records) + tail, "utf-8")
-    return path
-
-
-def test_questions_and_answers_are_found_in_the_usual_fields(tmp_path: Path) -> None:
-    """GSM8K, MATH and plain records load side by side; a line separator inside a text ends no line."""
-    path = write(
-        tmp_path / "mixed.jsonl",
-        {"question": "How many?\u2028Say it.", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"},
-        {"problem": "Half of 1?", "answer": "\\frac{1}{2}", "level": 2},
-        {"prompt": "Now?", "solution": "So it is \\boxed{\\frac{3}{4}}."},
-        {"question": "As a number?", "answer": 145.0},
-        tail="\n\n",
-    )
-    tasks = load_tasks(path)
-    loaded = [tasks.get(name) for name in tasks]
-    assert [task.answer for task in loaded] == ["7", "\\frac{1}{2}", "\\frac{3}{4}", "145"]
-    assert loaded[0].question == "How many?\u2028Say it."
-    assert [task.difficulty for task in loaded] == [0, 2, 0, 0]
-    assert tasks.ids[1] == "mixed-000002" and loaded[1].steps == ()
-    with pytest.raises(BadInputError, match="Did you mean 'mixed-000004'"):
-        tasks.get("mixed-00004")
-
-
-def test_a_json_array_loads_like_lines(tmp_path: Path) -> None:
-    """An array of records is read too, with a byte order mark or without."""
-    path = tmp_path / "array.json"
-    path.write_text("\ufeff" + json.dumps([{"prompt": "a?", "answer": "1"}, {"prompt": "b?", "answer": "2"}]))
-    assert load_tasks(path).ids == ("array-000001", "array-000002")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"question": "a?", "answer": "1"}\n{"question": ', "line 2: expected one JSON object"),
-        ('{"question": "a?", "answer": "1"}\n\n{"q": "b?", "answer": "1"}', "line 3: expected a question"),
-        ('{"question": "a?"}', "line 1: expected a text or number in 'answer'"),
-        ('{"question": "a?", "solution": "cut off \\\\boxed{3"}', "line 1: expected a text"),
-        ('{"question": "  ", "answer": "1"}', "line 1: 'question' must be a text"),
-        ('[{"question": "a?", "answer": "1"}, 7]', "record 2: expected a JSON object, got int"),
-        ("[1, 2", "not a JSON array"),
-        ("", "holds no tasks"),
-    ],
-)
-def test_a_bad_record_is_reported_with_its_place(tmp_path: Path, text: str, said: str) -> None:
-    """The message has the file, the line and what was expected."""
-    path = tmp_path / "bad.jsonl"
-    path.write_text(text, "utf-8")
-    with pytest.raises(BadInputError, match=said) as caught:
-        load_tasks(path)
-    assert "bad.jsonl" in str(caught.value)
-
-
-def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
-    """No bare OSError reaches the user."""
-    with pytest.raises(BadInputError, match="Cannot read tasks"):
-        load_tasks(tmp_path / "nowhere.jsonl")
-
-
-def test_a_file_is_split_without_overlap(tmp_path):
-    """The same digest holds out one question in five; both parts together are the file."""
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(
-        "".join(json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(200))
-    )
-    whole, train, held_out = (load_tasks(path, split) for split in (None, "train", "eval"))
-    assert len(whole) == 200 and 20 < len(held_out) < 60
-    assert not set(train.ids) & set(held_out.ids)
-    assert set(train.ids) | set(held_out.ids) == set(whole.ids)
-    with pytest.raises(BadInputError, match="Available: eval, train"):
-        load_tasks(path, "test")

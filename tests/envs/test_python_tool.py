@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,10 @@ def hasty() -> Iterator[PythonTool]:
 @pytest.fixture
 def start(tool: PythonTool) -> State:
     return tool.new(seed=0)
+
+
+def sandbox(tool: PythonTool) -> Any:
+    return tool._sessions.backend.sandbox  # type: ignore[attr-defined]
 
 
 def show(state: State, code: str) -> CellResult:
@@ -381,7 +386,7 @@ def test_no_cell_outlives_its_deadline(hasty: PythonTool, name: str) -> None:
     base = hasty.new()
     began = time.monotonic()
     result, after = base.step(HANGS[name])
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15  # half a second of its own, and ten times as much of the clock on the wall
     assert result.status in ("timeout", "memory") and after is base
     if name not in ("stubborn", "power"):
         assert "n = 4" in result.text
@@ -435,20 +440,20 @@ def test_a_session_cannot_read_the_package_it_is_run_by(start: State) -> None:
         "import os\nos.killpg(0, 9)",
     ],
 )
-def test_forks_and_signals_past_the_python_level_do_no_harm(start: State, code: str) -> None:
+def test_forks_and_signals_past_the_python_level_do_no_harm(tool: PythonTool, start: State, code: str) -> None:
     """A raw fork never makes two servers of one session; signals stay in the session."""
     process = start._node.process
     if process is None or not process.is_isolated:
         pytest.skip("nothing on this machine keeps signals inside a session")
-    other = start._tool.new(seed=9)
-    pids = start._tool._sandbox.pids  # type: ignore[union-attr]
+    other = tool.new(seed=9)
+    pids = sandbox(tool).pids
     _, base = start.step("x = 3")
     base.step(code)
     for _ in range(3):
         assert show(base, "x").text == "3"
     assert show(other, "1").text == "1"
-    assert start._tool._sandbox.pids == pids  # type: ignore[union-attr]
-    assert start._tool._sandbox.is_alive  # type: ignore[union-attr]
+    assert sandbox(tool).pids == pids
+    assert sandbox(tool).is_alive
 
 
 # -- processes
@@ -517,7 +522,7 @@ def test_a_state_that_nobody_holds_has_no_process() -> None:
             kept = kept.step("y += 1")[1]
         del state
         assert eventually(lambda: len(descendants(os.getpid())) == len(idle))
-        assert len(tool._live) == 1
+        assert tool.num_live == 1
         assert show(kept, "y").text == "21"
 
 
@@ -580,15 +585,14 @@ def test_a_dead_sandbox_is_an_infrastructure_failure_once(victim: int) -> None:
     """The first use after the death raises; the next rebuilds the states from their history."""
     with PythonTool() as tool:
         _, state = tool.new(seed=2).step("import random\nx = random.random()\nx")
-        assert tool._sandbox is not None
-        pids = tool._sandbox.pids
+        pids = sandbox(tool).pids
         os.kill(pids[victim], signal.SIGKILL)
         assert eventually(lambda: not state.is_live)
         with pytest.raises(InfrastructureError) as caught:
             state.step("x")
         assert caught.value.kind == "sandbox_died"
         assert show(state, "round(x * 0)").text == "0"
-        assert tool._sandbox.pids != pids
+        assert sandbox(tool).pids != pids
 
 
 def test_leases_with_equal_limits_share_one_tool_until_the_last_is_closed() -> None:
@@ -612,19 +616,18 @@ def test_a_forked_driver_starts_processes_of_its_own() -> None:
     """After os.fork the copy neither uses nor ends what belongs to the original."""
     with PythonTool() as tool:
         _, state = tool.new(seed=4).step("x = 4")
-        assert tool._sandbox is not None
-        pids = tool._sandbox.pids
+        pids = sandbox(tool).pids
         child = os.fork()
         if child == 0:
             code = 1
             with contextlib.suppress(BaseException):
-                good = show(state, "x").text == "4" and tool._sandbox.pids != pids
+                good = show(state, "x").text == "4" and sandbox(tool).pids != pids
                 state.close()
                 tool.close()
                 code = 0 if good else 2
             os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert tool._sandbox.pids == pids
+        assert sandbox(tool).pids == pids
         assert state.is_live and show(state, "x").text == "4"
 
 

@@ -5,9 +5,9 @@ A number is a map from a monomial, ``pi**k * p1**e1 * p2**e2 * ...`` with distin
 (A. S. Besicovitch, "On the linear independence of fractional powers of integers", 1940) and pi is
 transcendental, so two numbers are equal exactly if their maps are: no rounding, no tolerance.
 
-Left out: logarithms, e, trigonometric values, complex numbers, nested roots that do not simplify, and
-quotients by a sum that contains pi or a root other than a square root. They raise `UnsupportedError`; numbers
-beyond the caps raise `TooLargeError`. The caps bound the time of every operation.
+Left out: logarithms, trigonometric values, complex numbers, roots of a sum, and quotients by a sum that contains pi
+or a root other than a square root. They raise `UnsupportedError`; numbers beyond the caps raise `TooLargeError`. The
+caps bound the time of every operation; a process that can be killed may raise `MAX_BITS`.
 """
 
 from __future__ import annotations
@@ -126,10 +126,7 @@ class Exact:
             TooLargeError: If the result is beyond the caps.
         """
         if exponent.denominator != 1:
-            base = self.rational
-            if base is None:
-                raise UnsupportedError("a root of a sum or of a root")
-            return root(base, exponent.denominator).power(Fraction(exponent.numerator))
+            return self._root(exponent.denominator).power(Fraction(exponent.numerator))
         count = abs(exponent.numerator)
         if len(self.terms) > 1 and count > 32:
             raise TooLargeError("the exponent is too large")
@@ -147,6 +144,17 @@ class Exact:
             if count:
                 square = square * square
         return result if exponent >= 0 else result.inverse()
+
+    def _root(self, index: int) -> Exact:
+        if len(self.terms) > 1:
+            raise UnsupportedError("a root of a sum")
+        if self.rational is not None:
+            return root(self.rational, index)
+        (((powers, roots), value),) = self.terms.items()
+        if powers % index or index > MAX_ROOT:
+            raise UnsupportedError("a root of pi")
+        halves = tuple((prime, exponent / index) for prime, exponent in roots)
+        return root(value, index) * _build({(powers // index, halves): Fraction(1)})
 
     def approximate(self) -> Decimal:
         """Return the value to about 60 digits of its largest term."""
@@ -183,8 +191,8 @@ def root(value: Fraction, index: int) -> Exact:
     top, bottom = _whole_root(value.numerator, index), _whole_root(value.denominator, index)
     if top is not None and bottom is not None:
         return Exact.of(Fraction(top, bottom))
-    exponents = _factors(value.numerator)
-    for prime, count in _factors(value.denominator).items():
+    exponents = factors(value.numerator)
+    for prime, count in factors(value.denominator).items():
         exponents[prime] = exponents.get(prime, 0) - count
     coefficient = Fraction(1)
     roots = []
@@ -253,7 +261,12 @@ def _whole_root(n: int, index: int) -> int | None:
     return low if low**index == n else None
 
 
-def _factors(n: int) -> dict[int, int]:
+def factors(n: int) -> dict[int, int]:
+    """Return the prime factors of a positive integer and how often each occurs.
+
+    Raises:
+        TooLargeError: If it is too long or they are not found by trial division.
+    """
     if n.bit_length() > _ROOT_BITS:
         raise TooLargeError("the number under the root is too long")
     found: dict[int, int] = {}

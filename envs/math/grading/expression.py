@@ -1,239 +1,399 @@
-r"""Reads an answer such as ``3/4``, ``2\sqrt{3}`` or ``\frac{1}{2^{99}}`` into an exact number.
+r"""Reads an expression such as ``3/4``, ``2\sqrt{3}``, ``-1 + exp(16)`` or ``\sin^2 x`` into a tree.
 
-A small recursive-descent parser over LaTeX and plain notation; no text is ever given to Python's own parser
-or evaluator. Precedence, from weak to strong: ``+ -``, then ``* /`` and a product without a sign (left to
-right), sign, power (right to left). An integer directly before ``\frac`` of two integers is a mixed number
-(``1\frac{1}{2}`` is 3/2). Brace-free arguments take one digit (``\frac12``), as in TeX.
+A recursive-descent parser over LaTeX, plain notation and what Python and sympy print; no text is ever given to
+Python's own parser or evaluator, and nothing is guessed: a text is read to its end or refused. Precedence, from
+weak to strong: ``+ -``, then ``* /`` and a product without a sign (left to right), sign, power (right to left).
+An integer directly before ``\frac`` of two integers is a mixed number (``1\frac{1}{2}`` is 3/2). Brace-free
+arguments take one digit (``\frac12``), as in TeX, but ``2^10`` is 1024. A function without parentheses takes the
+product that follows, up to a sign or the next function (``\sin 2x \cos x``).
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 
-from trace_gym.envs.math.grading.exact import Exact, TooLargeError, UnsupportedError, root
+from trace_gym.envs.math.grading.tokens import COMMANDS, FUNCTIONS, SyntaxProblem, Token, tokenize
 
 MAX_CHARACTERS = 512
 MAX_NESTING = 40
-_MAX_WORK = 1500  # term products of one expression, see Exact
-
-_TOKEN = re.compile(
-    r"(?P<number>[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
-    r"|\.[0-9]+)"
-    r"|(?P<name>\\?[A-Za-z]+)"
-    r"|(?P<sign>\*\*|[-+*/^(){}\[\]!])"
-    r"|(?P<space>\s+)"
-)
-_PRODUCT = {"*", "/", "\\cdot", "\\times", "\\div"}
-_FUNCTIONS = frozenset(
-    "e i exp log ln lg sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh infty binom".split()
-)
-_OPEN = {"(": ")", "{": "}", "[": "]"}
+_MAX_ARGUMENTS = 3
+CONSTANTS = ("pi", "e", "i")
+BOUND = "#"  # begins the names of the variables that sums and products run over
+_CLOSING = {"(": ")", "{": "}", "[": "]", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
+_BRACKET_CALLS = {"\\lfloor": "floor", "\\lceil": "ceiling"}
+_TIMES = frozenset({"*", "\\cdot", "\\times", "\\ast"})
+_DIVIDE = frozenset({"/", "\\div"})
+_INVERSES = {name: f"a{name}" for name in ("sin", "cos", "tan", "cot", "sinh", "cosh", "tanh")}
 
 
-class SyntaxProblem(ValueError):
-    """The text is not an expression of this grammar."""
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of an expression.
+
+    Attributes:
+        head: ``number``, ``symbol``, ``constant`` (pi, e, i), ``add``, ``multiply``, ``negate``, ``invert`` (1/x),
+            ``power``, ``root`` (radicand, index), ``degrees``, ``call``, ``sum`` or ``prod`` (from, to, of what).
+        args: What it is made of.
+        name: Of a symbol, a constant, a called function or a bound variable; a function that is not known is
+            called ``apply f``, a sequence ``apply a_``.
+        value: Of a number.
+    """
+
+    head: str
+    args: tuple[Node, ...] = ()
+    name: str = ""
+    value: Fraction = Fraction(0)
 
 
-def parse_exact(text: str) -> Exact:
-    """Return the exact value of an expression.
+def number(value: Fraction | int) -> Node:
+    """Return a number as a node."""
+    return Node("number", value=Fraction(value))
+
+
+def rename(node: Node, names: Mapping[str, Node]) -> Node:
+    """Put other nodes in the place of symbols."""
+    if node.head in ("symbol", "constant"):
+        return names.get(node.name, node)
+    if not node.args:
+        return node
+    return Node(node.head, tuple(rename(part, names) for part in node.args), node.name, node.value)
+
+
+def parse(text: str) -> Node:
+    """Read an expression in the notation of `trace_gym.envs.math.grading.notation`.
 
     Raises:
-        SyntaxProblem: If the text is no expression, or has free variables.
-        UnsupportedError: If it is an expression of a kind that is not held exactly.
-        TooLargeError: If the text or a value in it is beyond the caps.
+        SyntaxProblem: If the text is no expression, or beyond the cap of nesting.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise TooLargeError(f"more than {MAX_CHARACTERS} characters")
-    parser = _Parser(_tokens(text))
-    value = parser.sum()
+    parser = _Parser(tokenize(text))
+    node = parser.sum()
     parser.finish()
-    return value
-
-
-def _tokens(text: str) -> list[tuple[str, str]]:
-    tokens, place = [], 0
-    while place < len(text):
-        match = _TOKEN.match(text, place)
-        if match is None:
-            raise SyntaxProblem(f"unexpected {text[place]!r}")
-        place = match.end()
-        kind = match.lastgroup or ""
-        if kind != "space":
-            tokens.append((kind, "^" if match[0] == "**" else match[0]))
-    if any(kind == "name" and not _known(word) for kind, word in tokens):
-        raise SyntaxProblem("words or variables")
-    return tokens
-
-
-def _known(word: str) -> bool:
-    bare = word.removeprefix("\\")
-    return word in _PRODUCT or bare in {"frac", "sqrt", "pi"} or bare in _FUNCTIONS
+    return node
 
 
 class _Parser:
     """Recursive descent; every method consumes tokens from the front."""
 
-    def __init__(self, tokens: list[tuple[str, str]]) -> None:
+    def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
         self._place = 0
         self._depth = 0
-        self._work = 0
+        self._bars = 0
 
     def finish(self) -> None:
         if self._place < len(self._tokens):
             raise SyntaxProblem(f"unexpected {self._peek()!r}")
 
-    def sum(self) -> Exact:
-        total = self._product()
+    def sum(self) -> Node:
+        terms = [self._product()]
         while self._peek() in ("+", "-"):
             negative = self._next() == "-"
             term = self._product()
-            total = total + (-term if negative else term)
-        return total
+            terms.append(Node("negate", (term,)) if negative else term)
+        return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
 
-    def _product(self) -> Exact:
-        value = self._signed()
+    def _product(self) -> Node:
+        factors = [self._signed()]
         while True:
             token = self._peek()
-            if token in _PRODUCT:
+            if token in _TIMES:
                 self._next()
-                factor = self._signed()
-                value = self._times(value, factor, token in ("/", "\\div"))
-            elif token in ("(", "{") or self._kind() == "name":
-                value = self._times(value, self._power(), False)
+                factors.append(self._signed())
+            elif token in _DIVIDE:
+                self._next()
+                factors.append(Node("invert", (self._signed(),)))
+            elif self._starts_factor():
+                factors.append(self._power())
             else:
-                return value
+                return factors[0] if len(factors) == 1 else Node("multiply", tuple(factors))
 
-    def _times(self, left: Exact, right: Exact, divide: bool) -> Exact:
-        self._spend(len(left.terms) * len(right.terms) * (16 if divide else 1))
-        return left * (right.inverse() if divide else right)
+    def _starts_factor(self) -> bool:
+        kind, token = self._kind(), self._peek()
+        if kind == "name" or token in ("(", "{", "[") or token in _BRACKET_CALLS:
+            return True
+        return (token == "|" and not self._bars) or self._is_early_number()
 
-    def _signed(self) -> Exact:
+    def _is_early_number(self) -> bool:
+        """Whether a number follows what is not a number, as in ``x 2``; two numbers in a row are no product."""
+        return self._kind() == "number" and self._place > 0 and self._tokens[self._place - 1].kind != "number"
+
+    def _signed(self) -> Node:
         if self._peek() not in ("+", "-"):
             return self._power()
         negative = self._next() == "-"
         self._enter()
-        value = self._signed()
+        node = self._signed()
         self._depth -= 1
-        return -value if negative else value
+        return Node("negate", (node,)) if negative else node
 
-    def _power(self) -> Exact:
-        base = self._atom()
-        if self._peek() == "!":
-            raise UnsupportedError("a factorial")
+    def _power(self) -> Node:
+        base = self._postfixed(self._atom())
         if self._peek() != "^":
             return base
         self._next()
-        self._enter()
-        if self._peek() == "{":
-            exponent = self._group()
-        elif self._kind() == "name" and self._peek() == "\\circ":
-            raise UnsupportedError("degrees")
-        else:
-            exponent = self._signed()
-        self._depth -= 1
-        value = exponent.rational
-        if value is None:
-            raise UnsupportedError("an irrational exponent")
-        self._spend(8 * len(base.terms) ** 2 * (1 if len(base.terms) == 1 else 8))
-        return base.power(value)
+        if self._is_degree():
+            base = Node("degrees", (base,))
+            return self._raised(base) if self._peek() == "^" else base
+        return self._raise(base)
 
-    def _atom(self) -> Exact:
+    def _raised(self, base: Node) -> Node:
+        self._next()
+        return self._raise(base)
+
+    def _raise(self, base: Node) -> Node:
+        self._enter()
+        exponent = self._group() if self._peek() == "{" else self._signed()
+        self._depth -= 1
+        return self._postfixed(Node("power", (base, exponent)))
+
+    def _is_degree(self) -> bool:
+        """Consume the sign of degrees if it is next."""
+        words = [token.text for token in self._tokens[self._place : self._place + 3]]
+        size = 1 if words[:1] == ["\\circ"] else 3 if words == ["{", "\\circ", "}"] else 0
+        self._place += size
+        return size > 0
+
+    def _postfixed(self, node: Node) -> Node:
+        for _ in range(2):
+            if self._peek() == "!":
+                self._next()
+                double = self._peek() == "!"
+                if double:
+                    self._next()
+                node = Node("call", (node,), "factorial2" if double else "factorial")
+        if self._peek() == "!":
+            raise SyntaxProblem("too many factorials")
+        return node
+
+    def _atom(self) -> Node:
         token = self._peek()
-        if token in _OPEN and token != "[":
+        if token in _BRACKET_CALLS:
+            return Node("call", (self._group(),), _BRACKET_CALLS[token])
+        if token in _CLOSING:
             return self._group()
+        if token == "|":
+            return self._absolute()
         if self._kind() == "number":
             return self._number()
         if self._kind() == "name":
             return self._named(self._next())
         raise SyntaxProblem(f"expected a number, found {token or 'the end'!r}")
 
-    def _number(self) -> Exact:
-        whole = self._next()
-        if whole.isdigit() and self._peek() == "\\frac":
-            return self._mixed(Fraction(whole))
+    def _absolute(self) -> Node:
+        self._next()
+        self._enter()
+        self._bars += 1
+        node = self.sum()
+        self._bars -= 1
+        self._depth -= 1
+        if self._next() != "|":
+            raise SyntaxProblem("expected '|'")
+        return Node("call", (node,), "abs")
+
+    def _number(self) -> Node:
+        token = self._tokens[self._place]
+        self._place += 1
+        if token.text.isdigit() and self._peek() == "\\frac":
+            return self._mixed(Fraction(token.text))
         if self._kind() == "number":
             raise SyntaxProblem("two numbers in a row")
-        return Exact.of(Fraction(whole.replace(",", "")))
+        return number(token.value)
 
-    def _mixed(self, whole: Fraction) -> Exact:
+    def _mixed(self, whole: Fraction) -> Node:
         self._next()
         start = self._place
         part = self._fraction()
         used = self._tokens[start : self._place]
-        plain = all(kind == "number" or word in "{}" for kind, word in used)
-        value = part.rational
-        if plain and value is not None and 0 < value < 1:
-            return Exact.of(whole + value)
-        return self._times(Exact.of(whole), part, False)
+        if all(token.text.isdigit() or token.text in "{}" for token in used) and len(part.args) == 2:
+            top, bottom = part.args[0].value, part.args[1].args[0].value
+            if 0 < top < bottom:
+                return number(whole + top / bottom)
+        return Node("multiply", (number(whole), part))
 
-    def _named(self, word: str) -> Exact:
-        name = word.removeprefix("\\")
-        if name == "pi":
-            return Exact.pi()
-        if name == "frac":
+    def _named(self, word: str) -> Node:
+        if word == "\\frac":
             return self._fraction()
-        if name == "sqrt":
-            return self._root(word)
-        if name in _FUNCTIONS:
-            raise UnsupportedError(f"{name} needs symbolic comparison")
-        raise SyntaxProblem(f"unexpected {name!r}")
+        if word == "\\sqrt":
+            return self._root()
+        if word == "\\binom":
+            return Node("call", (self._argument(), self._argument()), "binomial")
+        if word in ("\\sum", "\\prod"):
+            return self._repeated(word[1:])
+        if word in CONSTANTS:
+            return Node("constant", name=word)
+        if word in FUNCTIONS:
+            return self._function(word)
+        if word in COMMANDS:
+            raise SyntaxProblem(f"unexpected {word!r}")
+        return self._symbol(word)
 
-    def _fraction(self) -> Exact:
+    def _symbol(self, word: str) -> Node:
+        if self._peek() == "_":
+            self._next()
+            index = self._raw_argument()
+            place = _index(index)
+            if place is not None:
+                return Node("call", (place,), f"apply {word}_")
+            word += "_" + index
+        while self._peek() == "'":
+            self._next()
+            word += "'"
+        if word[0] in "fgh" and word[1:2] in ("", "_", "'") and self._peek() == "(":
+            return Node("call", tuple(self._arguments()), "apply " + word)
+        return Node("symbol", name=word)
+
+    def _raw_argument(self) -> str:
+        """Return the text of a subscript."""
+        if self._peek() != "{":
+            return self._next()
+        depth, words = 0, list[str]()
+        while True:
+            word = self._next()
+            if not word:
+                raise SyntaxProblem("expected '}'")
+            depth += (word == "{") - (word == "}")
+            if depth == 0:
+                return "".join(words)
+            if word != "{" or depth > 1:
+                words.append(word)
+
+    def _repeated(self, head: str) -> Node:
+        """Read the bounds of a sum or product, and the term behind it."""
+        self._expect("_", "{")
+        bound = self._next()
+        self._expect("=")
+        self._enter()
+        low = self.sum()
+        self._expect("}", "^")
+        high = self._argument()
+        body = self._product()
+        name = f"{BOUND}{self._depth}"
+        self._depth -= 1
+        return Node(head, (low, high, rename(body, {bound: Node("symbol", name=name)})), name)
+
+    def _expect(self, *signs: str) -> None:
+        for sign in signs:
+            if self._next() != sign:
+                raise SyntaxProblem(f"expected {sign!r}")
+
+    def _fraction(self) -> Node:
         top = self._argument()
-        return self._times(top, self._argument(), True)
+        return Node("multiply", (top, Node("invert", (self._argument(),))))
 
-    def _root(self, word: str) -> Exact:
-        index = Exact.of(2)
+    def _root(self) -> Node:
+        index = number(2)
         if self._peek() == "[":
             index = self._group()
-        inside = (self._argument() if word.startswith("\\") else self._atom()).rational
-        count = index.rational
-        if inside is None or count is None or count.denominator != 1:
-            raise UnsupportedError("a nested root")
-        self._spend(20)
-        return root(inside, int(count))
+        return Node("root", (self._argument(), index))
 
-    def _argument(self) -> Exact:
+    def _function(self, name: str) -> Node:
+        base: Node | None = None
+        exponent: Node | None = None
+        for _ in range(2):
+            if self._peek() == "_" and name == "log":
+                self._next()
+                base = self._argument()
+            elif self._peek() == "^":
+                self._next()
+                exponent = self._argument() if self._peek() != "-" else self._signed()
+        inverse = exponent is not None and exponent == Node("negate", (number(1),))
+        if inverse and name in _INVERSES:
+            name, exponent = _INVERSES[name], None
+        arguments = self._arguments() if self._peek() == "(" else [self._juxtaposed()]
+        if base is not None:
+            arguments.append(base)
+        node = _call(name, arguments)
+        return node if exponent is None else Node("power", (node, exponent))
+
+    def _arguments(self) -> list[Node]:
+        """Read ``(a, b)``."""
+        self._next()
+        self._enter()
+        found = [self.sum()]
+        while self._peek() == "," and len(found) < _MAX_ARGUMENTS:
+            self._next()
+            found.append(self.sum())
+        self._depth -= 1
+        if self._next() != ")":
+            raise SyntaxProblem("expected ')'")
+        return found
+
+    def _juxtaposed(self) -> Node:
+        """Read the argument of a function without parentheses."""
+        self._enter()
+        if self._peek() in ("+", "-"):
+            factors = [self._signed()]
+        else:
+            grouped = self._peek() in _CLOSING
+            factors = [self._power()]
+            while not grouped and self._starts_factor() and self._peek() not in FUNCTIONS | _CLOSING.keys():
+                factors.append(self._power())
+        self._depth -= 1
+        return factors[0] if len(factors) == 1 else Node("multiply", tuple(factors))
+
+    def _argument(self) -> Node:
         """Read a group, or one digit, or one name, as TeX does."""
         if self._kind() == "number":
-            digits = self._next()
-            if len(digits) > 1:
-                self._place -= 1
-                self._tokens[self._place] = ("number", digits[1:])
-            return Exact.of(Fraction(digits[0])) if digits[0].isdigit() else self._number()
+            token = self._tokens[self._place]
+            if token.text.isdigit() and len(token.text) > 1:
+                rest = token.text[1:]
+                self._tokens[self._place] = Token("number", rest, Fraction(rest))
+                return number(Fraction(token.text[0]))
+            self._place += 1
+            return number(token.value)
         self._enter()
-        value = self._atom()
+        node = self._atom()
         self._depth -= 1
-        return value
+        return node
 
-    def _group(self) -> Exact:
-        close = _OPEN[self._next()]
+    def _group(self) -> Node:
+        close = _CLOSING[self._next()]
         self._enter()
-        value = self.sum()
+        node = self.sum()
         self._depth -= 1
         if self._next() != close:
             raise SyntaxProblem(f"expected {close!r}")
-        return value
+        return node
 
     def _enter(self) -> None:
         self._depth += 1
         if self._depth > MAX_NESTING:
-            raise TooLargeError(f"more than {MAX_NESTING} levels of nesting")
-
-    def _spend(self, work: int) -> None:
-        self._work += work
-        if self._work > _MAX_WORK:
-            raise TooLargeError("too many operations")
+            raise SyntaxProblem(f"more than {MAX_NESTING} levels of nesting")
 
     def _peek(self) -> str:
-        return self._tokens[self._place][1] if self._place < len(self._tokens) else ""
+        return self._tokens[self._place].text if self._place < len(self._tokens) else ""
 
     def _kind(self) -> str:
-        return self._tokens[self._place][0] if self._place < len(self._tokens) else ""
+        return self._tokens[self._place].kind if self._place < len(self._tokens) else ""
 
     def _next(self) -> str:
         token = self._peek()
         self._place += 1
         return token
+
+
+def _index(text: str) -> Node | None:
+    """Read an index with letters, as in ``a_{n+1}``."""
+    if not any(map(str.isalpha, text)):
+        return None
+    try:
+        return parse(text)
+    except SyntaxProblem:
+        return None
+
+
+def _call(name: str, arguments: list[Node]) -> Node:
+    """Build a call; what is arithmetic in the clothes of a function becomes arithmetic."""
+    allowed = FUNCTIONS[name]
+    if len(arguments) not in allowed:
+        raise SyntaxProblem(f"{name} with {len(arguments)} arguments")
+    first = arguments[0]
+    if name == "exp":
+        return Node("power", (Node("constant", name="e"), first))
+    if name in ("sqrt", "cbrt"):
+        return Node("root", (first, number(2 if name == "sqrt" else 3)))
+    if name == "rational":
+        return Node("multiply", (first, Node("invert", (arguments[1],))))
+    return Node("call", tuple(arguments), name)

@@ -6,17 +6,20 @@ import hashlib
 import json
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from importlib import metadata
+from types import MappingProxyType
 from typing import Literal
 
-from trace_gym.envs.math.python_tool.sandbox import Process
+from trace_gym.envs.math.python_tool.backend import Process
 from trace_gym.errors import StateError
 
 Status = Literal["ok", "error", "timeout", "memory", "killed", "truncated"]
 
 _FORMAT = "trace_gym/python-state"
-_VERSION = 1
+_VERSION = 2
 _NUMBER_0X = re.compile(r"\b0x[0-9a-fA-F]{6,16}\b")
 
 
@@ -48,7 +51,7 @@ class Cell:
     Attributes:
         code: The source, as given.
         digest: Hash of what it showed.
-        reseed: The seed given to `random` and numpy before it, or None where they ran on.
+        reseed: The seed given to the random generators before it, or None where they ran on.
     """
 
     code: str
@@ -56,20 +59,43 @@ class Cell:
     reseed: int | None = None
 
 
-class Node:
-    """A point in the tree of sessions: how it is reached, and perhaps a process parked there."""
+class Lineage:
+    """What all states of one session have in common: the tree that grows from one start."""
 
-    def __init__(self, parent: Node | None, cell: Cell | None, seed: int) -> None:
+    def __init__(self, seed: int, made_with: Mapping[str, str] | None = None) -> None:
+        """Start a tree.
+
+        Args:
+            seed: Seeds the random generators.
+            made_with: For a restored session, the versions with which it was saved.
+        """
+        self.seed = seed
+        self.made_with = made_with
+        self.is_closed = False
+        self.running: set[Process] = set()  # those in which a cell runs just now
+
+
+class Node:
+    """A point in the tree of a session: how it is reached, and perhaps a process parked there."""
+
+    def __init__(self, lineage: Lineage, parent: Node | None = None, cell: Cell | None = None) -> None:
         """Make the start of a session (no parent, no cell) or what follows after a cell."""
+        self.lineage = lineage
         self.parent = parent
         self.cell = cell
-        self.seed = seed
         self.depth: int = parent.depth + 1 if parent else 0
-        entry = [seed] if cell is None else [parent.key if parent else "", asdict(cell)]
+        entry = [lineage.seed] if cell is None else [parent.key if parent else "", asdict(cell)]
         self.key: str = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
         self.process: Process | None = None
+        self.weight = 0  # bytes that the process needs, by estimate
         self.handles = 0  # State objects
         self.pins = 0  # steps that run from here
+
+    @property
+    def stands(self) -> bool:
+        """Whether a process is parked here and alive."""
+        process = self.process  # read once: another thread may take it away
+        return process is not None and process.is_alive
 
     def path(self) -> list[Node]:
         """Return the nodes from the start of the session to here."""
@@ -81,24 +107,14 @@ class Node:
         return nodes[::-1]
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in ("numpy", "sympy"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def encode(node: Node, reseed: int | None) -> bytes:
-    """Write a node and the seed pending for its next cell as JSON."""
+def encode(node: Node, reseed: int | None, made_with: Mapping[str, str]) -> bytes:
+    """Write a node, the seed pending for its next cell, and the versions at hand, as JSON."""
     return json.dumps(
         {
             "format": _FORMAT,
             "version": _VERSION,
-            "versions": _versions(),
-            "seed": node.seed,
+            "made_with": dict(made_with),
+            "seed": node.lineage.seed,
             "reseed": reseed,
             "cells": [asdict(step.cell) for step in node.path() if step.cell is not None],
         },
@@ -114,13 +130,44 @@ def decode(data: bytes) -> tuple[Node, int | None]:
             raise StateError(
                 f"Expected {_FORMAT} version {_VERSION}, got {saved['format']} version {saved['version']}."
             )
-        node = Node(None, None, int(saved["seed"]))
+        made_with = {str(name): str(version) for name, version in saved["made_with"].items()}
+        node = Node(Lineage(int(saved["seed"]), made_with))
         for entry in saved["cells"]:
-            cell = Cell(str(entry["code"]), str(entry["digest"]), entry["reseed"])
-            node = Node(node, cell, node.seed)
-        return node, saved["reseed"]
-    except (KeyError, TypeError, ValueError) as error:
+            cell = Cell(str(entry["code"]), str(entry["digest"]), _seed(entry["reseed"]))
+            node = Node(node.lineage, node, cell)
+        return node, _seed(saved["reseed"])
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise StateError(
             f"The data is not a saved Python state ({type(error).__name__}: {error}). "
             "Give load() what State.to_bytes() returned."
         ) from error
+
+
+def _seed(value: object) -> int | None:
+    if value is None or isinstance(value, int):
+        return value
+    raise ValueError(f"a seed is an integer or null, not {value!r}")
+
+
+@lru_cache(maxsize=1)
+def python_versions() -> Mapping[str, str]:
+    """Return the versions of this Python, numpy and sympy, as far as installed."""
+    versions = {"python": platform.python_version()}
+    for name in ("numpy", "sympy"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return MappingProxyType(versions)
+
+
+def differences(made_with: Mapping[str, str] | None, here: Mapping[str, str]) -> str:
+    """Say which versions differ between where a state was saved and here; empty if none do."""
+    if made_with is None:
+        return ""
+    names = [name for name in sorted({*made_with, *here}) if made_with.get(name) != here.get(name)]
+    if not names:
+        return ""
+    then = ", ".join(f"{name} {made_with.get(name, '(none)')}" for name in names)
+    now = ", ".join(f"{name} {here.get(name, '(none)')}" for name in names)
+    return f" It was saved with {then}; here is {now}."

@@ -1,198 +1,174 @@
-"""How a cell runs and what it gives back; part of every process that runs model code."""
+"""How a cell runs and what it gives back; part of every process that runs model code.
+
+Nothing here needs Linux. A cell gives back what a notebook would show, as text: what it printed (standard output and
+standard error in order), warnings in one line each, the value of a last expression, and an error in few lines. Where
+something is not possible here, one line says so and what to do instead (refusals.py, explain.py).
+"""
 
 from __future__ import annotations
 
-import ast
 import builtins
-import io
 import linecache
-import mmap
-import os
-import re
 import signal
-import struct
 import sys
-import textwrap
-import traceback
 import types
-from typing import Any, NoReturn
+import warnings
+from io import TextIOWrapper
+from typing import Any, TextIO
 
-HEADER = struct.Struct("<Q")  # of the shared memory: how many bytes were printed
-_REPR_CHARS = 65_536
-_MESSAGE_CHARS = 1_000
-_MAX_FRAMES = 4
+from trace_gym.envs.math.python_tool.explain import CELL, explain
+from trace_gym.envs.math.python_tool.refusals import Guard, NoInput
+from trace_gym.envs.math.python_tool.screen import Memory, Screen
+from trace_gym.envs.math.python_tool.source import compile_cell, plain
 
-
-class Screen(io.RawIOBase):
-    """What a cell prints: the first and the last bytes, in memory shared with the driver.
-
-    Layout: HEADER, then `half` bytes of head, then a ring of `half` bytes with the latest of the
-        rest.
-    """
-
-    def __init__(self, half: int) -> None:
-        """Make a screen that keeps `half` bytes at each end."""
-        self._half = half
-        self._memory: mmap.mmap | None = None
-        self._total = 0
-
-    def open(self, fd: int) -> None:
-        """Show a new cell on the shared memory `fd`."""
-        self._memory = mmap.mmap(fd, HEADER.size + 2 * self._half)
-        self._total = 0
-
-    def shut(self) -> None:
-        """Let go of the memory; what is printed now is lost."""
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-
-    def close(self) -> None:
-        """Do nothing: `sys.stdout.close()` in a cell must not silence the later ones."""
-
-    def writable(self) -> bool:
-        """Say that this stream takes output."""
-        return True
-
-    def write(self, data: Any) -> int:
-        """Take bytes; never fails and never grows."""
-        view = memoryview(data).cast("B")
-        size, memory, half, total = len(view), self._memory, self._half, self._total
-        if memory is None:
-            return size
-        kept = 0
-        if total < half:
-            kept = min(size, half - total)
-            memory[HEADER.size + total : HEADER.size + total + kept] = view[:kept].tobytes()
-        skipped = max(kept, size - half)  # of a huge write only the end can stay
-        position = total + skipped - half
-        while skipped < size:
-            at = position % half
-            part = min(size - skipped, half - at)
-            start = HEADER.size + half + at
-            memory[start : start + part] = view[skipped : skipped + part].tobytes()
-            skipped += part
-            position += part
-        self._total = total + size
-        memory[: HEADER.size] = HEADER.pack(self._total)
-        return size
+_CHUNK_CHARS = 1 << 16  # a long text is encoded by pieces, as a copy of it may not fit into memory
+_WARNING_CHARS = 300
+_LEAST_RECURSION = 1_000
+_TIMERS = [getattr(signal, name) for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF") if hasattr(signal, name)]
 
 
 class Interpreter:
     """The namespace of a session, and how a cell runs in it."""
 
     def __init__(self, half: int) -> None:
-        """Take over `__main__`, the standard streams and the built-in functions."""
+        """Take over `__main__`, the standard streams and what cells must not use; once in a process.
+
+        Args:
+            half: How many bytes of output are kept at each end; see `Screen`.
+        """
         self._screen = Screen(half)
+        self._guard = Guard()
         self._module = types.ModuleType("__main__")
         sys.modules["__main__"] = self._module
-        self._new_stream()
-        builtins.input = _no_input
-        self._builtins = dict(vars(builtins))
+        self._cell = ""
+        self._warned: set[str] = set()
+        self._stdin = NoInput()
+        sys.displayhook = self._display
+        sys.unraisablehook = self._show_unraisable
+        warnings.showwarning = self._show_warning
+        builtins.display = self._display_all  # type: ignore[attr-defined]
+        self._builtins = vars(builtins)
+        self._sound_builtins = dict(self._builtins)
 
-    def _new_stream(self) -> None:
-        self._stream = io.TextIOWrapper(
-            self._screen, "utf-8", errors="backslashreplace", newline="\n", write_through=True
-        )
-
-    def run(self, code: str, number: int, memory_fd: int) -> str:
-        """Run one cell.
+    def run(self, code: str, number: int, memory: Memory) -> str:
+        """Run one cell; never raises.
 
         Args:
             code: Python source, as the model wrote it.
             number: Which cell of the session this is, from 1; shown in tracebacks of later cells.
-            memory_fd: The shared memory for its output; closed here.
+            memory: Where its output goes: see `Screen.open`; read it with `read_screen`.
 
         Returns:
             How it ended: ``ok``, ``error``, or ``memory``.
         """
-        self._screen.open(memory_fd)
-        os.close(memory_fd)
-        if self._stream.closed:
-            self._new_stream()
-        sys.stdout = sys.stderr = self._stream
-        sys.stdin = io.StringIO()
-        namespace = vars(self._module)
-        namespace["__builtins__"] = builtins
-        name = f"<cell {number}>"
+        self._screen.open(memory)
+        namespace = self._prepare(number)
+        text = plain(code)
+        lines = text.split("\n")
+        status = "ok"
         try:
             try:
-                status = self._execute(code, name, namespace)
+                source = compile_cell(text, self._cell)
+                lines = source.lines
+                linecache.cache[self._cell] = (len(text), None, [f"{line}\n" for line in lines], self._cell)
+                self._guard.active = True
+                for step in source.steps:
+                    exec(step, namespace)
             finally:
-                vars(builtins).update(self._builtins)
-                sys.settrace(None)
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                self._recover()
         except BaseException as error:  # whatever a cell raises is its result
-            status, text = _explain(error, name)
-            if self._stream.closed:
-                self._new_stream()
-            self._stream.write(text)
+            status, message = explain(error, self._cell, lines, namespace)
+            self._say(message)
+            self._screen.shut()  # now: with the error, the cell's objects go, and they may have something to say
         self._screen.shut()
         return status
 
-    def _execute(self, code: str, name: str, namespace: dict[str, Any]) -> str:
-        code = tidy(code)
-        tree = ast.parse(code, name)
-        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, name, "exec"), namespace)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
-            if value is not None:
-                namespace["_"] = value
-                self._stream.write(repr(value)[:_REPR_CHARS] + "\n")
-        return "ok"
-
-
-def tidy(code: str) -> str:
-    """Undo what models do to a cell: a markdown fence around all of it, an indent before all of it.
-
-    A fence is taken off only where it wraps the whole cell and no other fence stands inside;
-    backticks in a string are left alone. An indent is taken off only where the cell does not parse
-    as it is.
-    """
-    fenced = re.fullmatch(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", code, re.DOTALL)
-    if fenced and not re.search(r"^[ \t]*```", fenced[1], re.MULTILINE):
-        code = fenced[1]
-    try:
-        ast.parse(code)
-    except IndentationError:
-        return textwrap.dedent(code)
-    except (SyntaxError, ValueError):
-        pass
-    return code
-
-
-def _explain(error: BaseException, name: str) -> tuple[str, str]:
-    """Describe in few lines how a cell was stopped: its lines that led there, and the error."""
-    if isinstance(error, SystemExit):
-        failed = error.code not in (None, 0)
-        code = f" with {str(error.code)[:200]!r}" if failed else ""
-        return (
-            "error" if failed else "ok",
-            f"exit() was called{code}: the cell ended here, the session goes on.\n",
+    def _prepare(self, number: int) -> dict[str, Any]:
+        """Give the cell sound streams and names, whatever the cells before did to them."""
+        self._cell = f"{CELL}{number}>"
+        self._warned.clear()
+        # A new one each time: the last may be closed, detached or recoded. All write to the one screen.
+        self._stream = TextIOWrapper(
+            self._screen,  # type: ignore[type-var]  # a raw stream does
+            "utf-8",
+            errors="backslashreplace",
+            newline="\n",
+            write_through=True,
         )
-    if isinstance(error, MemoryError):
-        return "memory", ""
-    lines = []
-    if isinstance(error, SyntaxError) and error.filename == name:
-        if error.text:
-            lines.append(f"line {error.lineno}: {error.text.strip()[:200]}")
-        lines.append(f"{type(error).__name__}: {error.msg}")
-        return "error", "\n".join(lines) + "\n"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith("<cell ")]
-    if len(frames) > _MAX_FRAMES:
-        frames = frames[:1] + frames[1 - _MAX_FRAMES :]
-    for frame in frames:
-        cell = "" if frame.filename == name else f"{frame.filename.strip('<>')}, "
-        function = "" if frame.name == "<module>" else f", in {frame.name}"
-        lines.append(f"{cell}line {frame.lineno}{function}: {(frame.line or '')[:200]}")
-    message = "".join(traceback.format_exception_only(error)).rstrip()
-    if len(message) > _MESSAGE_CHARS:
-        message = message[:_MESSAGE_CHARS] + " …"
-    lines.append(message)
-    return "error", "\n".join(lines) + "\n"
+        sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = self._stream  # type: ignore[assignment, misc]
+        sys.stdin = sys.__stdin__ = self._stdin  # type: ignore[assignment, misc]
+        if not callable(getattr(sys, "displayhook", None)):
+            sys.displayhook = self._display
+        namespace = vars(self._module)
+        namespace["__builtins__"] = builtins
+        namespace.setdefault("__name__", "__main__")
+        namespace.pop("__warningregistry__", None)  # each cell shows its own warnings
+        return namespace
+
+    def _recover(self) -> None:
+        """Take back what a cell may have done to the interpreter; uses no built-in name before they are back."""
+        if sys.getrecursionlimit() < _LEAST_RECURSION:
+            sys.setrecursionlimit(_LEAST_RECURSION)
+        self._guard.active = False
+        self._builtins.update(self._sound_builtins)
+        sys.settrace(None)
+        sys.setprofile(None)
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0)
+        _flush(self._stream)
+
+    def _display(self, value: object) -> None:
+        """Show the value of a last expression; None is not shown."""
+        if value is None:
+            return
+        text = repr(value)
+        self._builtins["_"] = value
+        self._say(text)
+        self._screen.write(b"\n")
+
+    def _display_all(self, *values: object, **_: object) -> None:
+        """Show values as a notebook does: its function `display`."""
+        for value in values:
+            self._say(f"{value!r}\n")
+
+    def _show_warning(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        place = ""
+        if filename.startswith(CELL):
+            place = f"{'' if filename == self._cell else filename.strip('<>') + ', '}line {lineno}: "
+        text = f"{place}{category.__name__}: {str(message)[:_WARNING_CHARS]}\n"
+        if text not in self._warned:
+            self._warned.add(text)
+            self._say(text)
+
+    def _show_unraisable(self, unraisable: Any) -> None:
+        """Show in one line an error that Python cannot raise, such as one in a cell's `__del__`."""
+        if getattr(unraisable.object, "__module__", "") != "__main__":
+            return
+        text = str(unraisable.exc_value)[:_WARNING_CHARS]
+        self._say(f"Ignored in {unraisable.object.__qualname__}: {unraisable.exc_type.__name__}: {text}\n")
+
+    def _say(self, text: str) -> None:
+        """Put a line of the tool's own on the screen, below what was printed."""
+        if text and not self._screen.is_at_line_start:
+            self._screen.write(b"\n")
+        for start in range(0, len(text), _CHUNK_CHARS):
+            self._screen.write(text[start : start + _CHUNK_CHARS].encode("utf-8", "backslashreplace"))
 
 
-def _no_input(*_: object) -> NoReturn:
-    raise EOFError("input() does not work here, as no one can type: put the value into the code")
+def _flush(own: object) -> None:
+    """Write out what a stream that the cell put into the place of standard output still holds back."""
+    stream = getattr(sys, "stdout", None)
+    if stream is None or stream is own:
+        return
+    try:
+        stream.flush()
+    except BaseException:  # the cell's own code, and its loss
+        return

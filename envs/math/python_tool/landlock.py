@@ -11,7 +11,7 @@ from pathlib import Path
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _GET_VERSION = 1
 _PATH_BENEATH = 1
-_EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+_WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _TCP = 0b11  # bind, connect
 _SCOPES = 0b11  # abstract sockets, signals
 
@@ -25,12 +25,20 @@ def _call(number: int, *arguments: object) -> int:
     return result
 
 
-def _file_rights(abi: int) -> int:
+def _file_rights(version: int) -> int:
     rights = 13  # bits 0 to 12
     for bit, since in ((13, 2), (14, 3), (15, 5)):  # refer, truncate, ioctl of devices
-        if abi >= since:
+        if version >= since:
             rights = bit + 1
     return (1 << rights) - 1
+
+
+def abi() -> int:
+    """Return the version of the kernel's Landlock, 0 where there is none."""
+    try:
+        return _call(_CREATE_RULESET, None, 0, _GET_VERSION)
+    except OSError:
+        return 0
 
 
 def prepare(readable: Iterable[str], hidden: Path) -> tuple[int | None, bool]:
@@ -45,16 +53,16 @@ def prepare(readable: Iterable[str], hidden: Path) -> tuple[int | None, bool]:
         A descriptor of the rules, or None where the kernel has no Landlock; and whether the rules
         keep signals inside.
     """
-    try:
-        abi = _call(_CREATE_RULESET, None, 0, _GET_VERSION)
-    except OSError:
+    version = abi()
+    if not version:
         return None, False
-    scoped = abi >= 6
-    rules = struct.pack("<QQQ", _file_rights(abi), _TCP if abi >= 4 else 0, _SCOPES if scoped else 0)
+    scoped = version >= 6
+    rules = struct.pack("<QQQ", _file_rights(version), _TCP if version >= 4 else 0, _SCOPES if scoped else 0)
     ruleset = _call(_CREATE_RULESET, rules, len(rules), 0)
     os.set_inheritable(ruleset, False)
     for path in dict.fromkeys(Path(name).resolve() for name in readable):
         _grant(ruleset, path, hidden)
+    _add(ruleset, Path(os.devnull), _READ_FILE | _WRITE_FILE)
     return ruleset, scoped
 
 
@@ -62,7 +70,7 @@ def _grant(ruleset: int, path: Path, hidden: Path) -> None:
     if path == hidden or not path.exists():
         return
     if not hidden.is_relative_to(path):
-        _add(ruleset, path, _READ_FILE | _EXECUTE | (_READ_DIR if path.is_dir() else 0))
+        _add(ruleset, path, _READ_FILE | (_READ_DIR if path.is_dir() else 0))
         return
     _add(ruleset, path, _READ_DIR)  # rules only add, so the folder is opened piece by piece
     for entry in path.iterdir():

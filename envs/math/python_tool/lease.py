@@ -1,4 +1,4 @@
-"""One tool for all environments of a process that ask for equal limits."""
+"""One tool for all environments of a process that ask for equal settings."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class ToolLease:
         self.close()
 
 
-def shared_tool(**limits: Any) -> ToolLease:
-    """Lease the tool that everyone in this process with equal limits shares.
+def shared_tool(**settings: Any) -> ToolLease:
+    """Lease the tool that everyone in this process with equal settings shares.
 
     Args:
-        **limits: As for `PythonTool`.
+        **settings: As for `PythonTool`.
 
     Returns:
         A lease, used like a tool; the tool is open until every lease is closed.
     """
-    fresh = PythonTool(**limits)
+    fresh = PythonTool(**settings)
     with _shared_lock:
-        tool = next((tool for tool in _shares if tool.limits == fresh.limits), fresh)
+        tool = next((tool for tool in _shares if tool._settings == fresh._settings), fresh)
         _shares[tool] = _shares.get(tool, 0) + 1
-        if tool._closed:  # its last share was collected just now
+        if tool._sessions.is_closed:  # its last share was collected just now
             del _shares[tool]
             tool = fresh
             _shares[tool] = 1
@@ -75,4 +75,5 @@ def _reset_lock() -> None:
     _shared_lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_reset_lock)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_reset_lock)

@@ -1,12 +1,11 @@
-"""System call filters of the sessions, and forks by permission (x86-64 only).
+"""System call filters of the sessions, and forks by permission (x86-64 and aarch64).
 
-Two filters. The zygote's hands every fork to the supervisor (user notification), which lets it
-happen only if the driver announced it; the sessions' own, stacked on top right after the fork,
-allows what computing needs and refuses the rest with EPERM. Of several answers the kernel takes the
-strictest: an allowed fork is still handed over.
+Two filters. The zygote's hands every fork to the supervisor (user notification), which lets it happen only if the
+driver announced it; the sessions' own, stacked on top right after the fork, allows what computing needs and refuses
+the rest with EPERM. Of several answers the kernel takes the strictest: an allowed fork is still handed over.
 
-The filters judge numbers only, never memory behind a pointer, so there is nothing to race with.
-Imports only the standard library, as the zygote and the supervisor load it too.
+The filters judge numbers only, never memory behind a pointer, so there is nothing to race with. Imports only the
+standard library, as the zygote and the supervisor load it too.
 """
 
 from __future__ import annotations
@@ -14,43 +13,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import platform
+import signal
 import struct
-import sys
 
-_PERMITTED = {
-    **{"read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7},
-    **{"lseek": 8, "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13},
-    **{"rt_sigprocmask": 14, "rt_sigreturn": 15, "pread64": 17, "readv": 19, "writev": 20},
-    **{"access": 21, "select": 23, "sched_yield": 24, "mremap": 25, "madvise": 28, "dup": 32},
-    **{"nanosleep": 35, "getitimer": 36, "alarm": 37, "setitimer": 38, "getpid": 39},
-    **{"sendfile": 40, "sendto": 44, "recvfrom": 45, "sendmsg": 46, "recvmsg": 47, "exit": 60},
-    **{"wait4": 61, "uname": 63, "getcwd": 79, "readlink": 89, "gettimeofday": 96},
-    **{"getrlimit": 97, "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102},
-    **{"getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110, "getpgrp": 111},
-    **{"rt_sigpending": 127, "sigaltstack": 131, "gettid": 186, "futex": 202},
-    **{"sched_getaffinity": 204, "getdents64": 217, "set_tid_address": 218},
-    **{"clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231},
-    **{"waitid": 247, "openat": 257, "newfstatat": 262, "readlinkat": 267, "faccessat": 269},
-    **{"pselect6": 270, "ppoll": 271, "set_robust_list": 273, "get_robust_list": 274},
-    **{"getrandom": 318, "membarrier": 324, "statx": 332, "rseq": 334, "close_range": 436},
-    **{"faccessat2": 439},
-}
-_IOCTL, _CLONE, _FORK, _FCNTL, _PRLIMIT64, _SECCOMP, _CLONE3 = 16, 56, 57, 72, 302, 317, 435
+from trace_gym.envs.math.python_tool.syscalls import Architecture, this_architecture
+
 _TCGETS = 0x5401
-_FCNTL_COMMANDS = (
-    fcntl.F_DUPFD,
-    fcntl.F_GETFD,
-    fcntl.F_SETFD,
-    fcntl.F_GETFL,
-    1030,
-)  # F_DUPFD_CLOEXEC
+_FCNTL_COMMANDS = (fcntl.F_DUPFD, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, 1030)  # F_DUPFD_CLOEXEC
 _CLONE_THREAD = 0x00010000
-# CLONE_VM, CLONE_PARENT, every CLONE_NEW* that fits into clone's flags
-_CLONE_REFUSED = 0x00000100 | 0x00008000 | 0x00020000 | 0x02000000 | 0x7C000000
+_CLONE_BY_FORK = 0x01200000  # CHILD_SETTID and CHILD_CLEARTID, beside the signal at exit
+_OPEN_TO_WRITE = 0o20001103  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, and the bit of O_TMPFILE
+_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 
-_ARCH_X86_64 = 0xC000003E
-_X32 = 0x40000000
 _ALLOW, _NOTIFY, _KILL, _ERRNO = 0x7FFF0000, 0x7FC00000, 0x80000000, 0x00050000
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
@@ -62,86 +36,113 @@ _CONTINUE = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+Case = tuple[int, list[bytes]]  # a system call and what is done for it; must end in a return
+
+
+def _line(code: int, value: int, skip_if: int = 0, skip_unless: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, skip_if, skip_unless, value)
+
 
 def _load(offset: int) -> bytes:
-    return struct.pack("<HBBI", 0x20, 0, 0, offset)
+    return _line(0x20, offset)
+
+
+def _keep_bits(bits: int) -> bytes:
+    return _line(0x54, bits)
 
 
 def _return(value: int) -> bytes:
-    return struct.pack("<HBBI", 0x06, 0, 0, value)
+    return _line(0x06, value)
 
 
 def _unless_equal(value: int, skip: int) -> bytes:
-    return struct.pack("<HBBI", 0x15, 0, skip, value)
+    return _line(0x15, value, 0, skip)
 
 
 def _unless_any_bit(bits: int, skip: int) -> bytes:
-    return struct.pack("<HBBI", 0x45, 0, skip, bits)
+    return _line(0x45, bits, 0, skip)
 
 
 def _unless_at_least(value: int, skip: int) -> bytes:
-    return struct.pack("<HBBI", 0x35, 0, skip, value)
+    return _line(0x35, value, 0, skip)
 
 
 def _fail(code: int) -> bytes:
     return _return(_ERRNO | code)
 
 
-def _case(number: int, *body: bytes) -> list[bytes]:
-    """What is done for one system call; the body must end in a return."""
-    return [_unless_equal(number, len(body)), *body]
+def _argument(index: int) -> bytes:
+    return _load(_ARGUMENTS + 8 * index)  # its low 32 bits
 
 
-def _argument_in(index: int, values: tuple[int, ...], otherwise: int) -> list[bytes]:
-    body = [_load(_ARGUMENTS + 8 * index)]
+def _if_argument_in(number: int, index: int, values: tuple[int, ...], otherwise: int) -> Case:
+    body = [_argument(index)]
     for value in values:
         body += [_unless_equal(value, 1), _return(_ALLOW)]
-    return [*body, _fail(otherwise)]
+    return number, [*body, _fail(otherwise)]
 
 
-def _program(*cases: list[bytes], default: bytes) -> bytes:
-    check = [_load(_ARCH), struct.pack("<HBBI", 0x15, 1, 0, _ARCH_X86_64), _return(_KILL)]
-    check += [_load(_NUMBER), _unless_at_least(_X32, 1), _return(_KILL)]
-    return b"".join([*check, *(line for case in cases for line in case), default])
+def _program(machine: Architecture, *cases: Case, default: bytes) -> bytes:
+    check = [_load(_ARCH), _line(0x15, machine.audit, 1), _return(_KILL), _load(_NUMBER)]
+    if machine.end is not None:
+        check += [_unless_at_least(machine.end, 1), _return(_KILL)]
+    chain = (line for number, body in cases for line in (_unless_equal(number, len(body)), *body))
+    return b"".join([*check, *chain, default])
 
 
-def fork_filter() -> bytes:
-    """The zygote's: forks are handed over, everything else is left to the sessions' own filter."""
+def fork_filter(machine: Architecture) -> bytes:
+    """Return the zygote's filter: forks are handed over, everything else is left to the sessions' own filter."""
+    numbers = machine.checked
     return _program(
-        _case(_CLONE3, _fail(errno.ENOSYS)),  # its flags lie behind a pointer; libc falls back to clone
-        _case(_CLONE, _return(_NOTIFY)),
-        _case(_FORK, _return(_NOTIFY)),
+        machine,
+        (numbers["clone3"], [_fail(errno.ENOSYS)]),  # its flags lie behind a pointer; libc falls back to clone
+        *((numbers[name], [_return(_NOTIFY)]) for name in ("clone", "fork") if name in numbers),
         default=_return(_ALLOW),
     )
 
 
-def session_filter() -> bytes:
-    """A session's: computing and reading; no processes, threads, new sockets or signals."""
-    return _program(
-        *(_case(number, _return(_ALLOW)) for number in _PERMITTED.values()),
-        _case(_PRLIMIT64, *_argument_in(0, (0,), errno.EPERM)),
-        _case(_FCNTL, *_argument_in(1, _FCNTL_COMMANDS, errno.EPERM)),
-        _case(_IOCTL, *_argument_in(1, (_TCGETS,), errno.ENOTTY)),
-        _case(
-            _CLONE,
-            _load(_ARGUMENTS),
-            _unless_any_bit(_CLONE_THREAD, 1),
-            _fail(errno.EAGAIN),
-            _unless_any_bit(_CLONE_REFUSED, 1),
-            _fail(errno.EPERM),
-            _return(_ALLOW),
-        ),
-        _case(_FORK, _return(_ALLOW)),
-        _case(_CLONE3, _fail(errno.ENOSYS)),
-        default=_fail(errno.EPERM),
-    )
+def session_filter(machine: Architecture, read_only: bool) -> bytes:
+    """Return a session's filter: computing and reading; no processes, threads, new sockets or signals.
+
+    Args:
+        machine: Whose numbers.
+        read_only: Whether to refuse opening files to write; needed where Landlock does not see to it.
+    """
+    numbers = machine.checked
+    write_denied = [_unless_any_bit(_OPEN_TO_WRITE, 1), _fail(errno.EACCES)] if read_only else []
+    no_common_memory = [
+        *(_argument(3), _keep_bits(_MAP_SHARED | _MAP_ANONYMOUS)),
+        *(_unless_equal(_MAP_SHARED | _MAP_ANONYMOUS, 1), _fail(errno.EPERM), _return(_ALLOW)),
+    ]
+    no_threads = [
+        *(_argument(0), _unless_any_bit(_CLONE_THREAD, 1), _fail(errno.EAGAIN)),
+        *(_keep_bits(~_CLONE_BY_FORK & 0xFFFFFFFF), _unless_equal(signal.SIGCHLD, 1), _return(_ALLOW)),
+        _fail(errno.EPERM),
+    ]
+    cases = [
+        # Memory that is shared and no file's would be common to all states that come after.
+        (numbers["mmap"], no_common_memory),
+        (numbers["openat"], [_argument(2), *write_denied, _return(_ALLOW)]),
+        _if_argument_in(numbers["prlimit64"], 0, (0,), errno.EPERM),
+        _if_argument_in(numbers["fcntl"], 1, _FCNTL_COMMANDS, errno.EPERM),
+        _if_argument_in(numbers["ioctl"], 1, (_TCGETS,), errno.ENOTTY),
+        (numbers["clone"], no_threads),
+        (numbers["clone3"], [_fail(errno.ENOSYS)]),
+    ]
+    if "open" in numbers:
+        cases.append((numbers["open"], [_argument(1), *write_denied, _return(_ALLOW)]))
+    if "fork" in numbers:
+        cases.append((numbers["fork"], [_return(_ALLOW)]))
+    permitted = ((number, [_return(_ALLOW)]) for number in machine.permitted.values())
+    return _program(machine, *cases, *permitted, default=_fail(errno.EPERM))
 
 
 def is_possible() -> bool:
-    """Whether the system call numbers are this machine's and the kernel takes filters."""
-    if platform.machine() != "x86_64" or sys.maxsize < 2**32:
+    """Whether the system call numbers of this machine are known and the kernel takes filters."""
+    machine = this_architecture()
+    if machine is None:
         return False
-    return _libc.syscall(_SECCOMP, _GET_ACTION_AVAIL, 0, struct.pack("<I", _ERRNO)) == 0
+    return _libc.syscall(machine.seccomp, _GET_ACTION_AVAIL, 0, struct.pack("<I", _ERRNO)) == 0
 
 
 def install(program: bytes, listen: bool = False) -> int:
@@ -155,12 +156,15 @@ def install(program: bytes, listen: bool = False) -> int:
         That descriptor, or 0.
 
     Raises:
-        OSError: If the kernel refuses.
+        OSError: If the kernel refuses, or this machine's numbers are not known.
     """
+    machine = this_architecture()
+    if machine is None:
+        raise OSError(errno.ENOSYS, "seccomp is not known on this machine")
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("<HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
     flags = _NEW_LISTENER if listen else 0
-    result = int(_libc.syscall(_SECCOMP, _SET_MODE_FILTER, flags, header))
+    result = int(_libc.syscall(machine.seccomp, _SET_MODE_FILTER, flags, header))
     if result < 0:
         raise OSError(ctypes.get_errno(), "seccomp failed")
     return result
@@ -182,10 +186,15 @@ def next_fork(listener: int) -> tuple[int, int] | None:
     return cookie, pid
 
 
-def answer_fork(listener: int, cookie: int, allowed: bool) -> None:
-    """Let a fork happen or fail with EPERM."""
+def answer_fork(listener: int, cookie: int, allowed: bool) -> bool:
+    """Let a fork happen or fail with EPERM.
+
+    Returns:
+        Whether the answer arrived; if not, a signal came first, and a process that lives will ask again.
+    """
     error, flags = (0, _CONTINUE) if allowed else (-errno.EPERM, 0)
     try:
         fcntl.ioctl(listener, _SEND, struct.pack("<QqiI", cookie, 0, error, flags))
     except OSError:
-        return  # it died meanwhile
+        return False
+    return True

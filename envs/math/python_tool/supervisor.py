@@ -1,10 +1,9 @@
 """The trusted process between the driver and the code of the model; it runs none of that code.
 
-It starts the zygote in a process group of its own, and adopts every process whose parent dies
-(sub-reaper), so all that ever descends from the zygote stays in reach. When the driver goes (the
-life-line closes, or the driver's pidfd says so while a forked data loader still holds a copy of the
-line) or the zygote dies, it kills all of it and leaves. Started by exec as a script; imports only
-the standard library.
+It starts the zygote in a process group of its own, and adopts every process whose parent dies (sub-reaper), so all
+that ever descends from the zygote stays in reach. When the driver goes (the life-line closes, or the driver's pidfd
+says so while a forked data loader still holds a copy of the line) or the zygote dies, it kills all of it and leaves.
+Started by exec in a session of its own; imports only the standard library.
 """
 
 from __future__ import annotations
@@ -18,39 +17,14 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from trace_gym.envs.math.python_tool import seccomp, wire
+from trace_gym.envs.math.python_tool.prelude import CLEAN_ENVIRONMENT
+from trace_gym.envs.math.python_tool.processes import children
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PERMIT = struct.Struct("<i")
-
-# Everything the zygote may know of its surroundings. BLAS threads would not survive a fork.
-CLEAN_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "MPLBACKEND": "Agg",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
-
-
-def _children(pid: int) -> Iterator[int]:
-    """Yield the live processes whose parent is `pid`."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_bytes()
-        except OSError:  # it ended meanwhile
-            continue
-        state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]
-        if int(parent) == pid and state != b"Z":
-            yield int(entry.name)
 
 
 def kill_descendants(group: int) -> None:
@@ -65,7 +39,7 @@ def kill_descendants(group: int) -> None:
         except OSError:
             pass
         found = False
-        for pid in _children(os.getpid()):
+        for pid in children(os.getpid()):
             found = True
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -114,8 +88,8 @@ class Door:
         self.read_permits()  # a permit is sent before the request, so it is here by now
         cookie, pid = waiting
         allowed = pid in self._permits
-        self._permits.discard(pid)
-        seccomp.answer_fork(self._listener, cookie, allowed)
+        if seccomp.answer_fork(self._listener, cookie, allowed):
+            self._permits.discard(pid)
 
 
 def _watch(lifeline: socket.socket, deaths: list[int], listener: int | None) -> None:
@@ -161,7 +135,8 @@ def main(argv: list[str]) -> None:
         stdout=subprocess.DEVNULL,
         env=CLEAN_ENVIRONMENT,
         cwd="/",
-        start_new_session=True,
+        # A group of its own in our session: its stopped members wake to a hang-up when we are gone.
+        process_group=0,
     )
     os.close(zygote_fd)
     zygotes_door.close()

@@ -1,10 +1,9 @@
 """Frames between the driver and the processes that run model code.
 
-One stream socket per process. A frame is a 4-byte little-endian length and that many bytes of JSON.
-Descriptors ride on a frame's first bytes. The far end is not trusted: a frame has a size cap, a
-reception has one absolute deadline (so a peer cannot buy time by dripping bytes), and the sender's
-pid is the kernel's word (SCM_CREDENTIALS), never the payload's. Imports only the standard library,
-as the zygote loads it too.
+One stream socket per process. A frame is a 4-byte little-endian length and that many bytes of JSON. Descriptors ride
+on a frame's first bytes. The far end is not trusted: a frame has a size cap, a reception has one deadline (so a peer
+cannot buy time by dripping bytes), and the sender's pid is the kernel's word (SCM_CREDENTIALS), never the payload's.
+Imports only the standard library, as the zygote loads it too.
 """
 
 from __future__ import annotations
@@ -13,11 +12,14 @@ import array
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
-import time
 from collections.abc import Sequence
 from typing import Any
+
+from trace_gym.envs.math.python_tool.clock import Deadline
+from trace_gym.envs.math.python_tool.clock import DeadlineError as DeadlineError
 
 MAX_FRAME = 4 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
@@ -33,26 +35,21 @@ class ProtocolError(Exception):
     """The other end sent something that is not the awaited frame."""
 
 
-class DeadlineError(Exception):
-    """The absolute deadline passed before a whole frame was there."""
+def _without_waiting(deadline: Deadline | None) -> int:
+    return 0 if deadline is None else socket.MSG_DONTWAIT
 
 
-def _arm(sock: socket.socket, deadline: float | None) -> None:
-    if deadline is None:
-        if sock.gettimeout() is not None:
-            sock.settimeout(None)
-        return
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise DeadlineError
-    sock.settimeout(left)
+def _wait(sock: socket.socket, event: int, deadline: Deadline) -> None:
+    poll = select.poll()
+    poll.register(sock, event)
+    poll.poll(deadline.left() * 1000)
 
 
 def send(
     sock: socket.socket,
     message: dict[str, Any],
     fds: Sequence[int] = (),
-    deadline: float | None = None,
+    deadline: Deadline | None = None,
 ) -> None:
     """Send one frame.
 
@@ -60,7 +57,7 @@ def send(
         sock: A stream socket of the AF_UNIX family.
         message: What to send, as plain JSON values.
         fds: Descriptors to hand over with the frame.
-        deadline: Absolute `time.monotonic` second, or None to wait for ever.
+        deadline: How long to wait; None waits for ever.
 
     Raises:
         PeerGoneError: If the other end is closed.
@@ -74,25 +71,30 @@ def send(
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
         while data:
-            _arm(sock, deadline)
-            sent = sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+            try:
+                sent = sock.sendmsg([data], rights, socket.MSG_NOSIGNAL | _without_waiting(deadline))
+            except BlockingIOError:
+                _wait(sock, select.POLLOUT, deadline)
+                continue
             data, rights = data[sent:], []
-    except TimeoutError as error:
-        raise DeadlineError from error
     except OSError as error:
         raise PeerGoneError(str(error)) from error
 
 
 def receive(
-    sock: socket.socket, deadline: float | None = None, sender: int | None = None
+    sock: socket.socket,
+    deadline: Deadline | None = None,
+    sender: int | None = None,
+    max_bytes: int = MAX_FRAME,
 ) -> tuple[dict[str, Any], list[int], int]:
     """Receive one frame.
 
     Args:
         sock: A stream socket of the AF_UNIX family.
-        deadline: Absolute `time.monotonic` second, or None to wait for ever.
+        deadline: How long to wait; None waits for ever.
         sender: The only pid whose bytes are accepted; needs SO_PASSCRED on `sock`. None accepts
             any.
+        max_bytes: The longest frame that is accepted.
 
     Returns:
         The message, the descriptors that came with it (now owned by the caller) and the sender's
@@ -107,8 +109,8 @@ def receive(
     try:
         header, pid = _receive_exactly(sock, _LENGTH.size, deadline, sender, fds)
         (length,) = _LENGTH.unpack(header)
-        if length > MAX_FRAME:
-            raise ProtocolError(f"a frame holds at most {MAX_FRAME} bytes, {length} were announced")
+        if length > max_bytes:
+            raise ProtocolError(f"a frame holds at most {max_bytes} bytes, {length} were announced")
         body, _ = _receive_exactly(sock, length, deadline, sender, fds)
         try:
             message = json.loads(body)
@@ -125,16 +127,18 @@ def receive(
 
 
 def _receive_exactly(
-    sock: socket.socket, size: int, deadline: float | None, sender: int | None, fds: list[int]
+    sock: socket.socket, size: int, deadline: Deadline | None, sender: int | None, fds: list[int]
 ) -> tuple[bytes, int]:
+    flags = socket.MSG_CMSG_CLOEXEC | _without_waiting(deadline)
     data = bytearray()
     pid = 0
     while len(data) < size:
-        _arm(sock, deadline)
         try:
-            chunk, ancillary, _, _ = sock.recvmsg(min(size - len(data), 1 << 18), _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
-        except TimeoutError as error:
-            raise DeadlineError from error
+            # What is there is taken, however late: only waiting has an end.
+            chunk, ancillary, _, _ = sock.recvmsg(min(size - len(data), 1 << 18), _ANCILLARY, flags)
+        except BlockingIOError:
+            _wait(sock, select.POLLIN, deadline)
+            continue
         except OSError as error:
             raise PeerGoneError(str(error)) from error
         for level, kind, payload in ancillary:
@@ -155,8 +159,7 @@ def _receive_exactly(
 def is_silent(sock: socket.socket) -> bool:
     """Whether nothing unsolicited waits on the socket (one request is outstanding at most)."""
     try:
-        sock.setblocking(False)
-        sock.recv(1, socket.MSG_PEEK)
+        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return True
     except OSError:

@@ -1,25 +1,23 @@
-"""Mathematical problems: generated from a seed, or loaded from files."""
+"""Mathematical problems: generated from a seed, or loaded from files and data sets."""
 
 from trace_gym.envs.math.tasks.families import FAMILIES, Step
-from trace_gym.envs.math.tasks.task_sets import (
-    DIFFICULTIES,
-    SPLITS,
-    Task,
-    TaskSet,
-    TaskTable,
-    load_tasks,
-    make_task,
-    split_of,
-)
+from trace_gym.envs.math.tasks.named import NAMED, SUITES, Data, load_data
+from trace_gym.envs.math.tasks.tables import load_tasks
+from trace_gym.envs.math.tasks.task import DIFFICULTIES, SPLITS, Task, TaskTable
+from trace_gym.envs.math.tasks.task_sets import TaskSet, make_task, split_of
 
 __all__ = [
     "DIFFICULTIES",
     "FAMILIES",
+    "NAMED",
     "SPLITS",
+    "SUITES",
+    "Data",
     "Step",
     "Task",
     "TaskSet",
     "TaskTable",
+    "load_data",
     "load_tasks",
     "make_task",
     "split_of",
