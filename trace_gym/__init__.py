@@ -49,6 +49,7 @@ __all__ = [
 # Entry points are strings: registering them imports no environment.
 ENVS = {
     "trace_gym/MathCode-v0": "trace_gym.envs.math.env:MathCodeEnv",
+    "trace_gym/HotpotQASearch-v0": "trace_gym.envs.search.env:HotpotQASearchEnv",
 }
 
 for _id, _entry_point in ENVS.items():

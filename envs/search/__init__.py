@@ -1,0 +1,1 @@
+"""Multi-hop question answering with a search tool."""

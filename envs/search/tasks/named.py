@@ -1,0 +1,263 @@
+"""Questions by name: the bundled set, the data sets of the papers, suites of them, and local files.
+
+The suite ``qa`` is what the TRACE paper reports: the test sets of Search-R1 with two steps or more, as FlashRAG hosts
+them. They come without a corpus; Search-R1 searches Wikipedia (``wiki-18``) for all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from trace_gym.envs.math.tasks.files import Rows, TableRows, file_stamp, open_rows
+from trace_gym.envs.search.retrieval.folder import cache_folder
+from trace_gym.envs.search.tasks.question import SPLITS, Question, QuestionTable, check_split, side_of
+from trace_gym.envs.search.tasks.schemas import read_passages, read_record
+from trace_gym.errors import BadInputError, InfrastructureError, require, unknown_name
+
+Source = str | Path
+Data = Source | Sequence[Source] | Mapping[str, Source | Sequence[Source]]
+
+BUNDLED = "search_questions.jsonl"
+FILES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """Where a data set is found.
+
+    Attributes:
+        hub_id: Its id at the hub.
+        config: The configuration.
+        split: The part of it.
+        size: Questions in that part.
+        licence: Of the questions, as their authors state it.
+    """
+
+    hub_id: str
+    config: str
+    split: str
+    size: int
+    licence: str
+
+
+_FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
+
+NAMED: dict[str, NamedSet] = {
+    "hotpotqa": NamedSet(_FLASHRAG, "hotpotqa", "dev", 7_405, "CC-BY-SA-4.0"),
+    "hotpotqa-train": NamedSet(_FLASHRAG, "hotpotqa", "train", 90_447, "CC-BY-SA-4.0"),
+    # With the ten passages of each question, two of which are needed.
+    "hotpotqa-distractor": NamedSet("hotpotqa/hotpot_qa", "distractor", "validation", 7_405, "CC-BY-SA-4.0"),
+    "2wikimultihopqa": NamedSet(_FLASHRAG, "2wikimultihopqa", "dev", 12_576, "Apache-2.0"),
+    "musique": NamedSet(_FLASHRAG, "musique", "dev", 2_417, "CC-BY-4.0"),
+    "bamboogle": NamedSet(_FLASHRAG, "bamboogle", "test", 125, "not stated"),
+}
+SUITES: dict[str, tuple[str, ...]] = {"qa": ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle")}
+
+
+@lru_cache(maxsize=8)  # the environments of a run share one table; it never changes
+def bundled_questions(
+    split: str = "train", difficulties: tuple[int, ...] | None = None, types: tuple[str, ...] | None = None
+) -> QuestionTable:
+    """Return bundled questions, in an order in which every beginning is balanced over difficulties.
+
+    Args:
+        split: ``"train"`` or ``"eval"``; no pair of passages is asked about in both.
+        difficulties: Some of 1 (comparisons), 2 (two steps, with a hint), 3 (two steps); None for all.
+        types: Some of ``"comparison"``, ``"bridge"``; None for all.
+
+    Raises:
+        BadInputError: If an argument is out of range or no question is left.
+    """
+    check_split(split)
+    records = [json.loads(line) for line in _bundled_text().split("\n") if line]
+    questions = [_question(record["id"], record) for record in records]
+    for name, given, known in (
+        ("difficulty", difficulties, {question.difficulty for question in questions}),
+        ("type", types, {question.type for question in questions}),
+    ):
+        for value in given or ():
+            if value not in known:
+                raise unknown_name(f"{name} of bundled questions", value, map(str, known))
+    kept = [
+        question
+        for question in questions
+        if side_of(question) == split
+        and (difficulties is None or question.difficulty in difficulties)
+        and (types is None or question.type in types)
+    ]
+    if not kept:
+        raise BadInputError(f"No bundled question has a difficulty of {difficulties} and a type of {types}.")
+    return QuestionTable(kept)
+
+
+def _bundled_text() -> str:
+    return (files("trace_gym.assets") / BUNDLED).read_text(encoding="utf-8")
+
+
+def load_questions(data: Data, split: str | None = None) -> QuestionTable:
+    """Load the questions that ``data`` names.
+
+    Args:
+        data: A name from `NAMED` or `SUITES`, a local file (see `schemas`), ``"NAME=PATH"`` for a local file under a
+            name, or a sequence of these. A mapping ``{"train": …, "eval": …}`` gives each split data of its own.
+        split: ``"train"`` or ``"eval"``: one question in five is held out for the latter, see `side_of`; None for all.
+
+    Raises:
+        BadInputError: If there is no such set or file, or a record cannot be read; the message names the file, the
+            line and what was expected.
+        InfrastructureError: If the hub cannot be reached.
+        MissingExtraError: If a library is needed that is not installed.
+    """
+    check_split(split)
+    if isinstance(data, Mapping):
+        sources, split = _sources(data, split or "train"), None
+    else:
+        sources = _sources(data, None)
+    return _load(sources, split)
+
+
+def context_corpus(data: Data) -> Path | None:
+    """Return a corpus file of all passages that come with the questions; None unless every source has some.
+
+    A passage that comes with several questions stands there once. The file lies in the cache, under a digest of what
+    it holds.
+
+    Raises:
+        BadInputError: If a source cannot be read.
+        InfrastructureError: If the hub cannot be reached.
+    """
+    splits = SPLITS if isinstance(data, Mapping) else (None,)
+    return _contexts(tuple(dict.fromkeys(source for split in splits for source in _sources(data, split))))
+
+
+@lru_cache(maxsize=4)  # as above
+def _contexts(sources: tuple[_Located, ...]) -> Path | None:
+    passages: dict[tuple[str, str], None] = {}
+    for source in sources:
+        before = len(passages)
+        passages |= dict.fromkeys(_passages(source))
+        if len(passages) == before:
+            return None
+    lines = [
+        json.dumps({"id": f"c{index}", "title": title, "contents": f"{title}\n{text}"}, ensure_ascii=False) + "\n"
+        for index, (title, text) in enumerate(passages)
+    ]
+    content = "".join(lines).encode()
+    path = cache_folder() / f"contexts-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_bytes(content)
+        part.replace(path)  # in one piece: another process may be looking
+    return path
+
+
+def list_sets() -> str:
+    """Return the table of the named sets, one to a line."""
+    lines = [("NAME", "QUESTIONS", "SUITE", "LICENCE", "HUB")]
+    for name, spec in NAMED.items():
+        suite = next((suite for suite, names in SUITES.items() if name in names), "")
+        lines.append((name, f"{spec.size:,}", suite, spec.licence, f"{spec.hub_id} ({spec.config}, {spec.split})"))
+    return "\n".join(f"{a:21}{b:>9}  {c:6} {d:13} {e}" for a, b, c, d, e in lines)
+
+
+@dataclass(frozen=True)
+class _Located:
+    """A set and where it comes from; the stamp changes with the file, so that the cache never serves an old one."""
+
+    name: str
+    path: Path | None = None
+    stamp: tuple[int, int] = (0, 0)
+
+
+def _sources(data: Data, split: str | None) -> tuple[_Located, ...]:
+    if isinstance(data, Mapping):
+        if set(data) != set(SPLITS):
+            raise BadInputError(f"As a mapping, data needs the keys 'train' and 'eval'; got {sorted(map(str, data))}.")
+        data = data[split or "train"]
+    given = [data] if isinstance(data, str | Path) else data
+    is_list = isinstance(given, Sequence) and all(isinstance(source, str | Path) for source in given)
+    if not is_list or not given:
+        raise BadInputError(f"data must be a name, a file or a sequence of them; got {data!r}.")
+    names = [name for source in given for name in SUITES.get(str(source), (str(source),))]
+    return tuple(map(_located, names))
+
+
+def _located(source: str) -> _Located:
+    """Find out what a source is: a name goes before a file of that name."""
+    if source in NAMED:
+        return _Located(source)
+    name, equals, rest = source.partition("=")
+    if equals and name and not os.path.exists(source):  # noqa: PTH110, pathlib raises for a text too long for a name
+        path = Path(rest).expanduser()
+    else:
+        path = Path(source).expanduser()
+        name = Path(path.name.removesuffix(".gz")).stem
+        if path.suffix not in FILES and path.name == source and not os.path.exists(path):  # noqa: PTH110
+            raise unknown_name("data set or file", source, [*NAMED, *SUITES])
+    return _Located(name, path, file_stamp(path))
+
+
+@lru_cache(maxsize=4)  # as above
+def _load(sources: tuple[_Located, ...], split: str | None) -> QuestionTable:
+    questions = [question for source in sources for question in _read(source)]
+    kept = [question for question in questions if split in (None, side_of(question))]
+    if not kept:
+        named = ", ".join(source.name for source in sources)
+        if not questions:
+            raise BadInputError(f"{named}: no questions; expected one JSON object per line, or an array.")
+        raise BadInputError(f"{named}: no question is in the {split} split; one in five is held out.")
+    return QuestionTable(kept)
+
+
+def _read(source: _Located) -> Iterator[Question]:
+    rows = _rows(source)
+    for index, record in enumerate(rows):
+        try:
+            question = _question(f"{source.name}-{index + 1:06d}", record)
+        except BadInputError as error:
+            raise BadInputError(f"{rows.place(index)}: {error}") from None
+        if question is not None:
+            yield question
+
+
+def _question(task_id: str, record: Mapping[Any, Any]) -> Question | None:
+    """Return the question of a record; None for one that has no answer in its passages by design."""
+    said = read_record(record)
+    if not said.is_answerable:
+        return None
+    return Question(task_id, said.question, said.golden_answers, said.supporting_titles, said.type, said.difficulty)
+
+
+def _passages(source: _Located) -> Iterator[tuple[str, str]]:
+    rows = _rows(source)
+    for index, record in enumerate(rows):
+        try:
+            yield from read_passages(record)
+        except BadInputError as error:
+            raise BadInputError(f"{rows.place(index)}: {error}") from None
+
+
+def _rows(source: _Located) -> Rows:
+    if source.path is not None:
+        return open_rows(source.path)
+    spec = NAMED[source.name]
+    datasets = require("datasets", "search")
+    try:
+        table = datasets.load_dataset(spec.hub_id, spec.config, split=spec.split)
+    except Exception as error:  # whatever the network, the hub or the disk raises
+        raise InfrastructureError(
+            "data_unavailable",
+            f"The data set {source.name!r} ({spec.hub_id} at the hub) could not be loaded: "
+            f"{type(error).__name__}: {str(error).strip() or 'no reason given'}. "
+            f"With a local copy (JSON Lines, JSON, CSV or Parquet), write '{source.name}=PATH' in its place.",
+        ) from error
+    return TableRows(f"{source.name} ({spec.hub_id})", table)
