@@ -13,8 +13,9 @@ from trace_gym.advantages import ADVANTAGES
 from trace_gym.errors import BadInputError, require, unknown_name
 from trace_gym.predictor import PREDICTORS
 
-# What the default policy, a million parameters, learns in two minutes; the environment offers more.
-FAMILIES = ("arithmetic", "counting", "digit_sum", "divisors", "gcd_lcm", "linear", "power", "recurrence")
+# What the default policy, a million parameters, learns in minutes; the environment offers more. Most problems take two
+# or three cells that depend on each other, so that there are prefixes worth a second try.
+FAMILIES = ("arithmetic", "chain", "counting", "digit_sum", "divisors", "gcd_lcm", "linear", "power")
 METHODS = ("trace", "treepo", "uniform")
 
 
@@ -33,13 +34,13 @@ class TrainConfig:
     out: str = _option("runs/train", "folder of the run; must be new or empty unless it is resumed")
     env: str = _option("trace_gym/MathCode-v0", "id of the environment")
     env_kwargs: dict[str, Any] = field(
-        default_factory=lambda: {"families": list(FAMILIES), "difficulties": [1, 2, 3], "max_turns": 6},
+        default_factory=lambda: {"families": list(FAMILIES), "difficulties": [2, 3, 4], "max_turns": 7},
         metadata={"help": "arguments of the environment, as JSON"},
     )
     model: str | None = _option(None, "model name or folder; default: a small Llama, warm-started on the spot")
     methods: tuple[str, ...] = _option(("trace", "uniform"), "who gets the rollouts: trace, treepo, uniform")
     token_budget: int = _option(130_000, "tokens that each method may generate")
-    candidates: int = _option(64, "prompts looked at per step (B)")
+    candidates: int = _option(32, "prompts looked at per step (B)")
     root_budget: int = _option(128, "rollouts from prompts per step (M)")
     expansions: int = _option(2, "continuations per rollout (N); uniform spends M(1 + N/2) on rollouts instead")
     advantage: str = _option("tree_grpo", "advantage rule of tree methods: tree_grpo, treepo, grpo; uniform uses grpo")
@@ -55,7 +56,7 @@ class TrainConfig:
     curve_tasks: int = _option(200, "held-out tasks per point of the learning curve")
     save_every: int = _option(10, "steps between checkpoints")
     demonstrations: int = _option(6_000, "demonstrations the default policy is warm-started on")
-    skill: float = _option(0.6, "share of right steps in those demonstrations")
+    skill: float = _option(0.75, "share of right steps in those demonstrations")
     warm_epochs: float = _option(
         4.5, "most passes over the demonstrations; the warm start stops once it solves half of the tasks"
     )
