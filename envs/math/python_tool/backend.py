@@ -8,6 +8,7 @@ cell does harms its own lineage at most.
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -153,3 +154,15 @@ class Backend(Protocol):
     def close(self) -> None:
         """End every process it made, those with a running cell too."""
         ...
+
+
+def ending_by_signal(number: int) -> tuple[str, str]:
+    """Return the status and the reason of a cell whose process a signal ended."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:  # not every number has a name
+        name = f"signal {number}"
+    if name == "SIGXCPU":
+        return "timeout", ""
+    hint = " (too deep a recursion, or a fault in C code)" if name == "SIGSEGV" else ""
+    return "killed", f"its process died of {name}{hint}"

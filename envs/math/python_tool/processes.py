@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from trace_gym.envs.math.python_tool.backend import ending_by_signal
+
 _EXIT_S = 0.5  # for a process whose socket closed to be gone
 _PIDFD_GET_INFO = 0xC040FF0B  # ioctl(_IOWR(0xFF, 11, 64 bytes)); knows of exits since Linux 6.15
 _PIDFD_INFO_EXIT = 1 << 3
@@ -55,11 +57,7 @@ def how_it_ended(pidfd: int) -> tuple[str, str]:
         return "killed", "its process ended (this kernel does not tell how)"
     if not code & 0x7F:
         return "killed", f"it ended its own process with exit code {code >> 8}"
-    number = code & 0x7F
-    if number == signal.SIGXCPU:
-        return "timeout", ""
-    name = signal.Signals(number).name if number < 32 else f"signal {number}"  # above, only some have one
-    return "killed", f"its process died of {name}"
+    return ending_by_signal(code & 0x7F)
 
 
 def _wait_status(pidfd: int) -> int | None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
 from trace_gym.envs.math.python_tool import frames
-from trace_gym.envs.math.python_tool.backend import Ending, Limits, ProcessDiedError
+from trace_gym.envs.math.python_tool.backend import Ending, Limits, ProcessDiedError, ending_by_signal
 from trace_gym.envs.math.python_tool.clock import CellClock, Deadline, DeadlineError, cpu_seconds
 from trace_gym.envs.math.python_tool.history import python_versions
 from trace_gym.envs.math.python_tool.memory import MEBIBYTE, anonymous_bytes, footprint
@@ -181,8 +181,7 @@ class ReplayProcess:
             return "killed", "it closed the tool's own connection"
         if code >= 0:
             return "killed", f"it ended its own process with exit code {code}"
-        name = signal.Signals(-code).name
-        return ("timeout", "") if name == "SIGXCPU" else ("killed", f"its process died of {name}")
+        return ending_by_signal(-code)
 
 
 def _launch(arguments: list[str]) -> subprocess.Popen[bytes]:

@@ -100,8 +100,7 @@ def _highest(docs: Docs, scores: Scores, count: int, margin: float) -> tuple[Doc
     surplus = len(docs) - count
     if surplus <= 0:
         return docs, scores
-    rough = scores.astype(np.float32)  # halves the time of a partition
-    chosen = np.flatnonzero(rough >= np.partition(rough, surplus)[surplus] / np.float32(_SLACK) - np.float32(margin))
+    chosen = np.flatnonzero(scores >= np.partition(scores, surplus)[surplus] / _SLACK - margin)
     return docs[chosen], scores[chosen]
 
 
