@@ -15,7 +15,7 @@ def call(capsys, *arguments):
     return code, captured.out, captured.err
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "view", "check"])
+@pytest.mark.parametrize("command", ["train", "eval", "view", "data", "serve", "check"])
 def test_every_command_has_help(command, capsys):
     """--help explains the command and exits with 0."""
     with pytest.raises(SystemExit) as exit_:

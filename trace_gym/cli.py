@@ -234,9 +234,10 @@ def _add_data(commands: Any) -> None:
 
 
 def _data_list(arguments: argparse.Namespace) -> int:
-    from trace_gym.envs.math.tasks.named import list_sets
+    from trace_gym.envs.math.tasks import named as math
+    from trace_gym.envs.search.tasks import named as search
 
-    print(list_sets())
+    print(f"For trace_gym/MathCode-v0:\n{math.list_sets()}\n\nFor trace_gym/HotpotQASearch-v0:\n{search.list_sets()}")
     return 0
 
 

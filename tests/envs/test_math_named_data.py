@@ -302,6 +302,7 @@ def test_the_data_commands_list_show_and_check(tmp_path: Path, capsys: pytest.Ca
     assert cli.main(["data", "list"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed and spec.hub_id in listed for name, spec in NAMED.items())
+    assert "For trace_gym/HotpotQASearch-v0:" in listed
     path, other = (
         write(tmp_path / "own.jsonl", *PAIRS),
         write(tmp_path / "other.jsonl", {"question": "z?", "answer": 1}),
