@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from trace_gym.envs.math.tasks.files import Rows, TableRows, file_stamp, open_rows
 from trace_gym.envs.math.tasks.tables import JoinedTable, RowTable, file_name
 from trace_gym.envs.math.tasks.task import SPLITS, TaskTable
+from trace_gym.envs.record_files import Rows, TableRows, file_stamp, open_rows
 from trace_gym.errors import BadInputError, InfrastructureError, require, unknown_name
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trace_gym.envs.math.tasks.files import Record, Rows, open_rows
 from trace_gym.envs.math.tasks.noise import Noise, normalized, without_noise
 from trace_gym.envs.math.tasks.readers import read_record
 from trace_gym.envs.math.tasks.task import EVAL_SHARE, Task, TaskTable, check_split, side_of
+from trace_gym.envs.record_files import Record, Rows, open_rows
 from trace_gym.errors import BadInputError
 
 
@@ -116,7 +116,7 @@ class JoinedTable(TaskTable):
 
 
 def load_tasks(path: str | Path, split: str | None = None) -> RowTable:
-    """Read the tasks of a local file, see `files` for its form and `readers` for its columns.
+    """Read the tasks of a local file, see `trace_gym.envs.record_files` for its form and `readers` for its columns.
 
     Args:
         path: The file; its name without the endings is the name of the set.

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from trace_gym.envs.math.tasks.files import Rows, TableRows, file_stamp, open_rows
+from trace_gym.envs.record_files import Rows, TableRows, file_stamp, open_rows
 from trace_gym.envs.search.retrieval.folder import cache_folder
 from trace_gym.envs.search.tasks.question import SPLITS, Question, QuestionTable, check_split, side_of
 from trace_gym.envs.search.tasks.schemas import read_passages, read_record
