@@ -116,7 +116,7 @@ class HotpotQASearchEnv(TextEnv):
     | `observation_chars` | 2000 | most characters of passages for a query; they share it evenly |
     | `max_searches` | None | most queries of an episode |
     | `format_penalty` | 0.0 | taken off for a turn with which nothing could be done |
-    | `prompt` | by format | the user's first message, with `{question}`; it replaces all instructions |
+    | `prompt` | by format | the user's first message, with `{question}`; it replaces the instructions |
     | `max_turns`, `tool_format`, … | 8, `"hermes"` | see `TextEnv` |
 
     `data` is the name of a data set or suite (`qa`: the four of the paper), a local file (JSON Lines, JSON, CSV,
@@ -150,6 +150,7 @@ class HotpotQASearchEnv(TextEnv):
         **base: Any,
     ) -> None:
         """Load the questions; the search engine starts with the first episode."""
+        base.setdefault("max_observation_chars", max(16_384, MAX_CALLS * (observation_chars + 1_000)))
         super().__init__(max_turns=max_turns, **base)
         for name, value in (("size", size), ("topk", topk), ("observation_chars", observation_chars)):
             if value is not None and value < 1:
@@ -202,7 +203,7 @@ class HotpotQASearchEnv(TextEnv):
         return (Message("system", SYSTEM_PROMPT), Message("user", question)), world
 
     def _announce(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return the prompt: in the format `react`, and where the user gave one, it says all there is to say."""
+        """Return the prompt; in the format `react` it says by itself how to search."""
         if self.tool_format == "react":
             return messages
         return super()._announce(messages)

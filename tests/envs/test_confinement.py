@@ -320,6 +320,7 @@ DRIVER = """
 def victim() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A driver in a process group of its own with running and parked sessions; and the pids that it names."""
     program = textwrap.dedent(DRIVER)
+    program = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does\n{program}"
     driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, process_group=0)
     assert driver.stdout is not None
     named = [int(word) for word in driver.stdout.readline().split()]

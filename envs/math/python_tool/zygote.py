@@ -173,6 +173,7 @@ def main(argv: list[str]) -> NoReturn:
     prelude.warm()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it ends stopped sessions; under nohup it would be ignored
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("800")
     session = Session(json.loads(argv[3]), sock)

@@ -191,7 +191,8 @@ class TestWithJava:
     def test_an_interrupt_reaches_python_and_not_java(self, index):
         """Ctrl-C is a KeyboardInterrupt, and the engine goes on."""
         code = (
-            "import sys, time\nfrom trace_gym.envs.search.retrieval import open_retriever\n"
+            "import signal, sys, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # nohup
+            "from trace_gym.envs.search.retrieval import open_retriever\n"
             "share = open_retriever('pyserini', sys.argv[1])\nprint('ready', flush=True)\n"
             "try:\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    print(share.search(['word3'], 1)[0][0].id)\n"
         )

@@ -316,7 +316,11 @@ class StrangeServer:
 @contextlib.contextmanager
 def started(corpus, port=0):
     """Yield the process of the command, its URL and its first lines."""
-    command = [sys.executable, "-m", "trace_gym.cli", "serve", "search", "--backend", "embedded", "--port", str(port)]
+    code = (  # a background job of a shell ignores interrupts
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from trace_gym.cli import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, "serve", "search", "--backend", "embedded", "--port", str(port)]
     with subprocess.Popen([*command, "--corpus", str(corpus)], stdout=subprocess.PIPE, text=True) as process:
         try:
             lines = [process.stdout.readline(), process.stdout.readline()]
