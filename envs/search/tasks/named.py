@@ -250,7 +250,7 @@ def _rows(source: _Located) -> Rows:
     if source.path is not None:
         return open_rows(source.path)
     spec = NAMED[source.name]
-    datasets = require("datasets", "search")
+    datasets = require("datasets", "qa")
     try:
         table = datasets.load_dataset(spec.hub_id, spec.config, split=spec.split)
     except Exception as error:  # whatever the network, the hub or the disk raises
