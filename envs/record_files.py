@@ -12,16 +12,20 @@ import csv
 import gzip
 import io
 import json
+import os
 import zlib
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trace_gym.errors import BadInputError, require
+from trace_gym.errors import BadInputError, require, unknown_name
 
 Record = Mapping[Any, Any]
+
+FILES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
 
 
 class Rows:
@@ -245,3 +249,36 @@ def _parquet(path: Path) -> Rows:
         return TableRows(str(path), datasets.Dataset(parquet.read_table(path)))
     except arrow.ArrowException as error:
         raise _unreadable(path, error) from error
+
+
+@dataclass(frozen=True)
+class Located:
+    """A set and where it comes from; the stamp changes with the file, so that the cache never serves an old one."""
+
+    name: str
+    path: Path | None = None
+    stamp: tuple[int, int] = (0, 0)
+
+
+def locate(source: str, named: Collection[str], suites: Collection[str]) -> Located:
+    """Find out what a source is: a name goes before a file of that name; ``"NAME=PATH"`` is a file under a name.
+
+    Raises:
+        BadInputError: If there is no such set or file; lists the names of sets and suites.
+    """
+    if source in named:
+        return Located(source)
+    name, equals, rest = source.partition("=")
+    if equals and name and not os.path.exists(source):  # noqa: PTH110, pathlib raises for a text too long for a name
+        path = Path(rest).expanduser()
+    else:
+        path = Path(source).expanduser()
+        name = file_name(path)
+        if path.suffix not in FILES and path.name == source and not os.path.exists(path):  # noqa: PTH110
+            raise unknown_name("data set or file", source, [*named, *suites])
+    return Located(name, path, file_stamp(path))
+
+
+def file_name(path: Path) -> str:
+    """Return the name of a set that is read from a file: that of the file without its endings."""
+    return Path(path.name.removesuffix(".gz")).stem

@@ -9,23 +9,20 @@ each other. Benchmarks are loaded as they are, and a record that cannot be read 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from trace_gym.envs.math.tasks.tables import JoinedTable, RowTable, file_name
+from trace_gym.envs.math.tasks.tables import JoinedTable, RowTable
 from trace_gym.envs.math.tasks.task import SPLITS, TaskTable
-from trace_gym.envs.record_files import Rows, TableRows, file_stamp, open_rows
-from trace_gym.errors import BadInputError, InfrastructureError, require, unknown_name
+from trace_gym.envs.record_files import Located, Rows, TableRows, locate, open_rows
+from trace_gym.errors import BadInputError, InfrastructureError, require
 
 logger = logging.getLogger(__name__)
 
 Source = str | Path
 Data = Source | Sequence[Source] | Mapping[str, Source | Sequence[Source]]
-
-FILES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
 
 
 @dataclass(frozen=True)
@@ -123,35 +120,11 @@ def load_data(data: Data, split: str | None = None) -> TaskTable:
     if not given or not all(isinstance(source, str | Path) for source in given):
         raise BadInputError(f"data must be a name, a file or a sequence of them; got {data!r}.")
     sources = [name for source in given for name in SUITES.get(str(source), (str(source),))]
-    return _load(tuple(_located(source) for source in sources), split)
-
-
-@dataclass(frozen=True)
-class _Located:
-    """A set and where it comes from; the stamp changes with the file, so that the cache never serves an old one."""
-
-    name: str
-    path: Path | None = None
-    stamp: tuple[int, int] = (0, 0)
-
-
-def _located(source: str) -> _Located:
-    """Find out what a source is: a name goes before a file of that name."""
-    if source in NAMED:
-        return _Located(source)
-    name, equals, rest = source.partition("=")
-    if equals and name and not os.path.exists(source):  # noqa: PTH110, pathlib raises for a text too long for a name
-        path = Path(rest).expanduser()
-    else:
-        path = Path(source).expanduser()
-        name = file_name(path)
-        if path.suffix not in FILES and path.name == source and not os.path.exists(path):  # noqa: PTH110
-            raise unknown_name("data set or file", source, [*NAMED, *SUITES])
-    return _Located(name, path, file_stamp(path))
+    return _load(tuple(locate(source, NAMED, SUITES) for source in sources), split)
 
 
 @lru_cache(maxsize=8)  # the environments of a run share one table; it never changes
-def _load(sources: tuple[_Located, ...], split: str | None) -> TaskTable:
+def _load(sources: tuple[Located, ...], split: str | None) -> TaskTable:
     tables = []
     for source in sources:
         spec = NAMED.get(source.name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from trace_gym.envs.math.tasks.noise import Noise, normalized, without_noise
 from trace_gym.envs.math.tasks.readers import read_record
 from trace_gym.envs.math.tasks.task import EVAL_SHARE, Task, TaskTable, check_split, side_of
-from trace_gym.envs.record_files import Record, Rows, open_rows
+from trace_gym.envs.record_files import Record, Rows, file_name, open_rows
 from trace_gym.errors import BadInputError
 
 
@@ -129,11 +129,6 @@ def load_tasks(path: str | Path, split: str | None = None) -> RowTable:
     """
     file = Path(path)
     return RowTable(file_name(file), open_rows(file), split)
-
-
-def file_name(path: Path) -> str:
-    """Return the name of a set that is read from a file: that of the file without its endings."""
-    return Path(path.name.removesuffix(".gz")).stem
 
 
 def _nothing(rows: Rows, split: str | None) -> str:

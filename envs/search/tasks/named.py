@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from trace_gym.envs.record_files import Rows, TableRows, file_stamp, open_rows
+from trace_gym.envs.record_files import Located, Rows, TableRows, locate, open_rows
 from trace_gym.envs.search.retrieval.folder import cache_folder
 from trace_gym.envs.search.tasks.question import SPLITS, Question, QuestionTable, check_split, side_of
 from trace_gym.envs.search.tasks.schemas import read_passages, read_record
@@ -26,7 +26,6 @@ Source = str | Path
 Data = Source | Sequence[Source] | Mapping[str, Source | Sequence[Source]]
 
 BUNDLED = "search_questions.jsonl"
-FILES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def context_corpus(data: Data) -> Path | None:
 
 
 @lru_cache(maxsize=4)  # as above
-def _contexts(sources: tuple[_Located, ...]) -> Path | None:
+def _contexts(sources: tuple[Located, ...]) -> Path | None:
     passages: dict[tuple[str, str], None] = {}
     for source in sources:
         before = len(passages)
@@ -169,16 +168,7 @@ def list_sets() -> str:
     return "\n".join(f"{a:21}{b:>9}  {c:6} {d:13} {e}" for a, b, c, d, e in lines)
 
 
-@dataclass(frozen=True)
-class _Located:
-    """A set and where it comes from; the stamp changes with the file, so that the cache never serves an old one."""
-
-    name: str
-    path: Path | None = None
-    stamp: tuple[int, int] = (0, 0)
-
-
-def _sources(data: Data, split: str | None) -> tuple[_Located, ...]:
+def _sources(data: Data, split: str | None) -> tuple[Located, ...]:
     if isinstance(data, Mapping):
         if set(data) != set(SPLITS):
             raise BadInputError(f"As a mapping, data needs the keys 'train' and 'eval'; got {sorted(map(str, data))}.")
@@ -188,26 +178,11 @@ def _sources(data: Data, split: str | None) -> tuple[_Located, ...]:
     if not is_list or not given:
         raise BadInputError(f"data must be a name, a file or a sequence of them; got {data!r}.")
     names = [name for source in given for name in SUITES.get(str(source), (str(source),))]
-    return tuple(map(_located, names))
-
-
-def _located(source: str) -> _Located:
-    """Find out what a source is: a name goes before a file of that name."""
-    if source in NAMED:
-        return _Located(source)
-    name, equals, rest = source.partition("=")
-    if equals and name and not os.path.exists(source):  # noqa: PTH110, pathlib raises for a text too long for a name
-        path = Path(rest).expanduser()
-    else:
-        path = Path(source).expanduser()
-        name = Path(path.name.removesuffix(".gz")).stem
-        if path.suffix not in FILES and path.name == source and not os.path.exists(path):  # noqa: PTH110
-            raise unknown_name("data set or file", source, [*NAMED, *SUITES])
-    return _Located(name, path, file_stamp(path))
+    return tuple(locate(name, NAMED, SUITES) for name in names)
 
 
 @lru_cache(maxsize=4)  # as above
-def _load(sources: tuple[_Located, ...], split: str | None) -> QuestionTable:
+def _load(sources: tuple[Located, ...], split: str | None) -> QuestionTable:
     questions = [question for source in sources for question in _read(source)]
     kept = [question for question in questions if split in (None, side_of(question))]
     if not kept:
@@ -218,7 +193,7 @@ def _load(sources: tuple[_Located, ...], split: str | None) -> QuestionTable:
     return QuestionTable(kept)
 
 
-def _read(source: _Located) -> Iterator[Question]:
+def _read(source: Located) -> Iterator[Question]:
     rows = _rows(source)
     for index, record in enumerate(rows):
         try:
@@ -237,7 +212,7 @@ def _question(task_id: str, record: Mapping[Any, Any]) -> Question | None:
     return Question(task_id, said.question, said.golden_answers, said.supporting_titles, said.type, said.difficulty)
 
 
-def _passages(source: _Located) -> Iterator[tuple[str, str]]:
+def _passages(source: Located) -> Iterator[tuple[str, str]]:
     rows = _rows(source)
     for index, record in enumerate(rows):
         try:
@@ -246,7 +221,7 @@ def _passages(source: _Located) -> Iterator[tuple[str, str]]:
             raise BadInputError(f"{rows.place(index)}: {error}") from None
 
 
-def _rows(source: _Located) -> Rows:
+def _rows(source: Located) -> Rows:
     if source.path is not None:
         return open_rows(source.path)
     spec = NAMED[source.name]
