@@ -15,8 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from trace_gym.envs.math.tasks.tables import JoinedTable, RowTable
-from trace_gym.envs.math.tasks.task import SPLITS, TaskTable
+from trace_gym.envs.math.tasks.task import TaskTable
 from trace_gym.envs.record_files import Located, Rows, TableRows, locate, open_rows
+from trace_gym.envs.task_table import SPLITS
 from trace_gym.errors import BadInputError, InfrastructureError, require
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from trace_gym.envs.math.tasks.noise import Noise, normalized, without_noise
 from trace_gym.envs.math.tasks.readers import read_record
-from trace_gym.envs.math.tasks.task import EVAL_SHARE, Task, TaskTable, check_split, side_of
+from trace_gym.envs.math.tasks.task import Task, TaskTable
 from trace_gym.envs.record_files import Record, Rows, file_name, open_rows
+from trace_gym.envs.task_table import EVAL_SHARE, check_split, side_of_text
 from trace_gym.errors import BadInputError
 
 
@@ -44,7 +45,7 @@ class RowTable(TaskTable):
         self.noise = Noise() if clean else None
         numbered = self._read_all()
         if split is not None:
-            numbered = (pair for pair in numbered if side_of(normalized(pair[1].question)) == split)
+            numbered = (pair for pair in numbered if side_of_text(normalized(pair[1].question)) == split)
         kept = (index for index, _ in numbered) if self.noise is None else without_noise(numbered, self.noise)
         self._kept = array("Q", kept)
         if not self._kept:
@@ -61,7 +62,7 @@ class RowTable(TaskTable):
         index = int(digits) - 1 if digits.isascii() and digits.isdecimal() and len(digits) < 19 else -1
         place = bisect_left(self._kept, index) if index >= 0 else 0
         if self.ids[place : place + 1] != (task_id,):
-            raise self._unknown(task_id)
+            raise self.unknown(task_id)
         return self._task(index, self._rows[index])
 
     def _read_all(self) -> Iterator[tuple[int, Task]]:
@@ -111,7 +112,7 @@ class JoinedTable(TaskTable):
         """
         table = self._tables.get(task_id.rpartition("-")[0])
         if table is None:
-            raise self._unknown(task_id)
+            raise self.unknown(task_id)
         return table.get(task_id)
 
 

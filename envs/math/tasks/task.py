@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import overload
 
 from trace_gym.envs.math.tasks.families_plan import Step
-from trace_gym.errors import BadInputError, unknown_name
+from trace_gym.envs.task_table import IdTable
 
-SPLITS = ("train", "eval")
 DIFFICULTIES = (1, 2, 3, 4, 5)
-EVAL_SHARE = 5  # one question in five belongs to the eval split
 LETTERS = "ABCDEFGHIJ"  # names of the options of a multiple-choice question
-MAX_NAMED = 10_000  # ids among which a near miss is looked for
 
 
 @dataclass(frozen=True)
@@ -51,32 +46,8 @@ class Task:
         return f"{self.question}\n\n{listed}\n\nAnswer with the letter of the right option."
 
 
-class TaskTable(Sequence[str]):
-    """A fixed sequence of task ids that gives the task of each.
-
-    Args:
-        ids: The ids in order, each once.
-    """
-
-    def __init__(self, ids: Iterable[str]) -> None:
-        """Keep the ids."""
-        self.ids = tuple(ids)
-
-    def __len__(self) -> int:
-        """Return the number of tasks."""
-        return len(self.ids)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        """Return the id at a place, or the ids of a slice."""
-        return self.ids[index]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids in order."""
-        return iter(self.ids)
+class TaskTable(IdTable):
+    """A fixed sequence of task ids that gives the task of each."""
 
     def tasks(self) -> Iterator[Task]:
         """Iterate over the tasks in order."""
@@ -89,22 +60,3 @@ class TaskTable(Sequence[str]):
         Raises:
             BadInputError: If there is no such task; the message says what there is.
         """
-
-    def _unknown(self, task_id: str) -> BadInputError:
-        if len(self.ids) <= MAX_NAMED:
-            return unknown_name("task id", task_id, self.ids)
-        return BadInputError(
-            f"Unknown task id {task_id!r}. There are {len(self.ids)}, from {self.ids[0]!r} to {self.ids[-1]!r}."
-        )
-
-
-def side_of(text: str) -> str:
-    """Return the split that a text belongs to: ``"eval"`` for one in five, by its digest."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return "eval" if int.from_bytes(digest[:8], "big") % EVAL_SHARE == 0 else "train"
-
-
-def check_split(split: str) -> None:
-    """Raise `BadInputError` unless the name is that of a split."""
-    if split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)

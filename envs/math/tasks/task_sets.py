@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trace_gym.envs.math.tasks.families import FAMILIES, Draft
-from trace_gym.envs.math.tasks.task import DIFFICULTIES, SPLITS, Task, TaskTable, check_split, side_of
+from trace_gym.envs.math.tasks.task import DIFFICULTIES, Task, TaskTable
+from trace_gym.envs.task_table import SPLITS, check_split, side_of_text
 from trace_gym.errors import BadInputError, unknown_name
 
 MAX_DRAWS = 500  # 0.8**500 is nothing: only a family that is too small gets there
@@ -131,7 +132,7 @@ def make_task(task_id: str, seed: int = 0) -> Task:
 
 def split_of(draft: Draft) -> str:
     """Return the split a draft belongs to: ``"eval"`` for one in five, by a digest of its cells."""
-    return side_of("\n\n".join(step.code for step in draft.steps))
+    return side_of_text("\n\n".join(step.code for step in draft.steps))
 
 
 def _check_family(name: str) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 
 from trace_gym.envs.record_files import Located, Rows, TableRows, locate, open_rows
 from trace_gym.envs.search.retrieval.folder import cache_folder
-from trace_gym.envs.search.tasks.question import SPLITS, Question, QuestionTable, check_split, side_of
+from trace_gym.envs.search.tasks.question import Question, QuestionTable, side_of
 from trace_gym.envs.search.tasks.schemas import read_passages, read_record
+from trace_gym.envs.task_table import SPLITS, check_split
 from trace_gym.errors import BadInputError, InfrastructureError, require, unknown_name
 
 Source = str | Path

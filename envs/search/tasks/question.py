@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import overload
 
 from trace_gym.envs.search.scoring import title_key
-from trace_gym.errors import BadInputError, unknown_name
-
-SPLITS = ("train", "eval")
-EVAL_SHARE = 5  # one question in five belongs to the eval split
-MAX_NAMED = 10_000  # ids among which a near miss is looked for
+from trace_gym.envs.task_table import IdTable, side_of_text
+from trace_gym.errors import BadInputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +31,7 @@ class Question:
     difficulty: int = 0
 
 
-class QuestionTable(Sequence[str]):
+class QuestionTable(IdTable):
     """A fixed sequence of question ids that gives the question of each.
 
     Args:
@@ -53,23 +48,7 @@ class QuestionTable(Sequence[str]):
             if question.task_id in self._questions:
                 raise BadInputError(f"Two questions have the id {question.task_id!r}; ids must be unique.")
             self._questions[question.task_id] = question
-        self.ids = tuple(self._questions)
-
-    def __len__(self) -> int:
-        """Return the number of questions."""
-        return len(self.ids)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        """Return the id at a place, or the ids of a slice."""
-        return self.ids[index]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids in order."""
-        return iter(self.ids)
+        super().__init__(self._questions)
 
     def questions(self) -> Iterator[Question]:
         """Iterate over the questions in order."""
@@ -81,13 +60,9 @@ class QuestionTable(Sequence[str]):
         Raises:
             BadInputError: If there is none; the message has the nearest id or the first and last.
         """
-        if task_id in self._questions:
-            return self._questions[task_id]
-        if len(self.ids) <= MAX_NAMED:
-            raise unknown_name("task id", task_id, self.ids)
-        raise BadInputError(
-            f"Unknown task id {task_id!r}. There are {len(self.ids)}, from {self.ids[0]!r} to {self.ids[-1]!r}."
-        )
+        if task_id not in self._questions:
+            raise self.unknown(task_id)
+        return self._questions[task_id]
 
 
 def side_of(question: Question) -> str:
@@ -97,11 +72,4 @@ def side_of(question: Question) -> str:
     the passages are not known.
     """
     titles = sorted(map(title_key, question.supporting_titles)) or [" ".join(question.question.lower().split())]
-    digest = hashlib.sha256("\n".join(titles).encode(errors="replace")).digest()
-    return "eval" if int.from_bytes(digest[:8], "big") % EVAL_SHARE == 0 else "train"
-
-
-def check_split(split: str | None) -> None:
-    """Raise `BadInputError` unless the name is that of a split, or None."""
-    if split is not None and split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)
+    return side_of_text("\n".join(titles))
