@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("envs", "agents", "training", "assets")
 FLOORS = (
-    "errors messages snapshot check tree tool_text tool_json tool_pythonic tool_fence tool_react tool_formats chat "
-    "budget allocation text_features predictor targets advantages "
+    "errors cache messages snapshot check tree tool_text tool_json tool_pythonic tool_fence tool_react tool_formats "
+    "chat budget allocation text_features predictor targets advantages "
     "batching collect record evaluate viewer cli"
 ).split()
 

@@ -244,6 +244,15 @@ def test_keys_are_content_hashes():
     assert a.key == b.key != EnvState("E", "t", "2").key
 
 
+def test_data_that_is_written_late_is_written_once_and_only_if_asked_for():
+    """A live restore reads nothing; key, bytes and equality do."""
+    written = []
+    state = EnvState("E", "t", lambda: written.append(1) or "1")
+    assert not written
+    assert state.key == EnvState("E", "t", "1").key and state == EnvState.from_bytes(state.to_bytes())
+    assert len(written) == 1
+
+
 def test_shallow_copies_of_our_environments_raise():
     """copy.copy would share the episode."""
     env = gymnasium.make("trace_gym/MathCode-v0")

@@ -4,8 +4,9 @@
 wrapper stack: `gymnasium.wrappers.TimeLimit` and its kin keep counters outside the base environment, and restoring the
 base alone would truncate at the wrong turn.
 
-A state carries data (plain JSON, hashed into `EnvState.key`) and, inside the process that made it, an optional live
-handle that makes a restore cheap. Bytes hold the data only; they are JSON, never a pickle.
+A state carries data (plain JSON, hashed into `EnvState.key`; written only when somebody asks, where that takes longer
+than a turn) and, inside the process that made it, an optional live handle that makes a restore cheap. Bytes hold the
+data only; they are JSON, never a pickle.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import copy
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium
@@ -25,32 +26,51 @@ import numpy as np
 from trace_gym.errors import BadInputError, StateError
 
 SCHEMA = 1
+_SCALARS = frozenset((type(None), bool, int, float, str))
+# What a wrapper was made with, and what it keeps of that.
+_CONSTRUCTED = frozenset(("env", "_saved_kwargs", "_cached_spec", "_metadata", "_action_space", "_observation_space"))
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 AnyEnv = gymnasium.Env[Any, Any]
+Fields = tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EnvState:
     """Everything that a restored environment needs to go on exactly as the saved one would.
 
     Attributes:
         env_id: Id or class name of the environment.
         task_id: The task that is played.
-        data: Canonical JSON of the environment's state, random generator included.
-        wrappers: For each wrapper, outermost first, its name and the canonical JSON of its own state.
+        content: The `data`, or a function that writes it from values that nobody changes any more.
+        wrappers: For each wrapper, outermost first, its name and its own state: canonical JSON, or names and values
+            of fields that are mere numbers and words.
         live: Handle that makes a restore cheap in the process that saved the state; not part of its value.
     """
 
     env_id: str
     task_id: str
-    data: str
-    wrappers: tuple[tuple[str, str], ...] = ()
-    live: object = field(default=None, compare=False, repr=False)
+    content: str | Callable[[], str] = field(repr=False)
+    wrappers: tuple[tuple[str, str | Fields], ...] = ()
+    live: object = field(default=None, repr=False)
+
+    @cached_property
+    def data(self) -> str:
+        """Canonical JSON of the environment's state, random generator included."""
+        return self.content if isinstance(self.content, str) else self.content()
 
     @cached_property
     def key(self) -> str:
         """Content hash: equal keys mean equal futures for equal actions."""
         return hashlib.sha256(self._canonical().encode()).hexdigest()[:32]
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are the same state; the live handle does not count."""
+        return isinstance(other, EnvState) and self._canonical() == other._canonical()
+
+    def __hash__(self) -> int:
+        """Return a hash of the content."""
+        return hash(self.key)
 
     def to_bytes(self) -> bytes:
         """Return the state as bytes that restore in any process."""
@@ -79,7 +99,7 @@ class EnvState:
                 "env_id": self.env_id,
                 "task_id": self.task_id,
                 "data": self.data,
-                "wrappers": self.wrappers,
+                "wrappers": [(name, w if isinstance(w, str) else encode(dict(w))) for name, w in self.wrappers],
             },
             separators=(",", ":"),
         )
@@ -108,8 +128,9 @@ def save_state(env: AnyEnv) -> EnvState:
     Raises:
         StateError: If the base environment has no `get_state`, or a wrapper holds state of an unknown kind.
     """
-    wrappers = tuple((type(w).__name__, encode(_wrapper_state(w))) for w in _wrappers(env))
-    return replace(_base(env).get_state(), wrappers=wrappers)
+    wrappers = tuple((type(w).__name__, _wrapper_state(w)) for w in _wrappers(env))
+    state = _base(env).get_state()
+    return EnvState(state.env_id, state.task_id, state.content, wrappers, state.live)
 
 
 def load_state(env: AnyEnv, state: EnvState, reseed: int | None = None) -> None:
@@ -131,9 +152,10 @@ def load_state(env: AnyEnv, state: EnvState, reseed: int | None = None) -> None:
             f"The state was saved under the wrappers {saved}; this environment has {names}. "
             "Wrap it the same way, or use env.unwrapped.get_state/set_state on both sides."
         )
-    _base(env).set_state(replace(state, wrappers=()), reseed=reseed)
+    bare = EnvState(state.env_id, state.task_id, state.content, live=state.live)
+    _base(env).set_state(bare, reseed=reseed)
     for wrapper, (_, data) in zip(wrappers, state.wrappers, strict=True):
-        _set_wrapper_state(wrapper, decode(data))
+        _set_wrapper_state(wrapper, decode(data) if isinstance(data, str) else dict(data))
 
 
 def clone(env: AnyEnv, n: int = 1) -> list[AnyEnv]:
@@ -153,7 +175,7 @@ def encode(value: object) -> str:
     Raises:
         StateError: If the value holds something that is not data.
     """
-    return json.dumps(_pack(value), sort_keys=True, separators=(",", ":"))
+    return _CANONICAL.encode(_pack(value))
 
 
 def decode(text: str) -> Any:
@@ -183,39 +205,49 @@ def rng_from_state(state: Mapping[str, Any]) -> np.random.Generator:
 
 def _wrappers(env: AnyEnv) -> list[gymnasium.Wrapper[Any, Any, Any, Any]]:
     found: list[gymnasium.Wrapper[Any, Any, Any, Any]] = []
-    while isinstance(env, gymnasium.Wrapper):
-        found.append(env)
-        env = env.env
+    wrapper: Any = env
+    base = env.unwrapped
+    while wrapper is not base:  # PettingZoo's wrappers are of another class and of the same form
+        found.append(wrapper)
+        wrapper = wrapper.env
     return found
 
 
 def _base(env: AnyEnv) -> Snapshotable:
     base = env.unwrapped
-    if not isinstance(base, Snapshotable):
+    kind: Any = type(base)
+    if not _is_snapshotable(kind):
         raise StateError(
-            f"{type(base).__name__} has no get_state/set_state; derive it from trace_gym.envs.text_env.TextEnv "
+            f"{kind.__name__} has no get_state/set_state; derive it from trace_gym.envs.text_env.TextEnv "
             "or implement both."
         )
-    return base
+    return cast(Snapshotable, base)
 
 
-def _wrapper_state(wrapper: gymnasium.Wrapper[Any, Any, Any, Any]) -> Any:
+@cache  # asking a protocol takes longer than saving a state
+def _is_snapshotable(base: type) -> bool:
+    return issubclass(base, Snapshotable)
+
+
+def _wrapper_state(wrapper: gymnasium.Wrapper[Any, Any, Any, Any]) -> str | Fields:
     """Return a wrapper's own mutable attributes: its `get_state` if it has one, else its plain data."""
     if hasattr(type(wrapper), "get_state"):  # its own: wrappers do not pass on what the base class has
-        return cast(Any, wrapper).get_state()
-    state = {}
-    for name, value in vars(wrapper).items():
-        if name in ("env", "_cached_spec", "_metadata") or _is_configuration(value):
-            continue
-        try:
-            encode(value)
-        except StateError as error:
-            raise StateError(
-                f"Wrapper {type(wrapper).__name__} holds {name!r} of type {type(value).__name__}, which cannot be "
-                "saved. Give the wrapper get_state() and set_state(state)."
-            ) from error
-        state[name] = value
-    return state
+        return encode(cast(Any, wrapper).get_state())
+    state = {k: v for k, v in vars(wrapper).items() if k not in _CONSTRUCTED and not _is_configuration(v)}
+    if all(type(value) in _SCALARS for value in state.values()):
+        return tuple(state.items())
+    try:
+        return encode(state)
+    except StateError:
+        for name, value in state.items():
+            try:
+                encode(value)
+            except StateError as error:
+                raise StateError(
+                    f"Wrapper {type(wrapper).__name__} holds {name!r} of type {type(value).__name__}, which cannot be "
+                    "saved. Give the wrapper get_state() and set_state(state)."
+                ) from error
+        raise
 
 
 def _set_wrapper_state(wrapper: gymnasium.Wrapper[Any, Any, Any, Any], state: Any) -> None:
@@ -226,12 +258,14 @@ def _set_wrapper_state(wrapper: gymnasium.Wrapper[Any, Any, Any, Any], state: An
 
 
 def _is_configuration(value: object) -> bool:
+    if type(value) in _SCALARS:
+        return False
     return callable(value) or isinstance(value, (gymnasium.Space, gymnasium.envs.registration.EnvSpec))
 
 
 def _pack(value: Any) -> Any:
     """Turn data into JSON; every container but list and str-keyed dict becomes ``{"$kind": …}``."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if type(value) in _SCALARS or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
         return [_pack(item) for item in value]
@@ -251,10 +285,10 @@ def _pack(value: Any) -> Any:
 
 
 def _unpack(value: Any) -> Any:
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, list):
         return [_unpack(item) for item in value]
-    if not isinstance(value, dict):
-        return value
     if "$dict" in value:
         return {_unpack(k): _unpack(v) for k, v in value["$dict"]}
     if "$tuple" in value:

@@ -91,9 +91,9 @@ def decode_json(text: str, position: int = 0) -> tuple[Any, int]:
             if isinstance(outer, dict | list)
             for inner in (outer.values() if isinstance(outer, dict) else outer)
         ]
-    if level:
-        raise ValueError(_TOO_DEEP)
-    return value, end
+        if not level:
+            return value, end
+    raise ValueError(_TOO_DEEP)
 
 
 def to_json(value: Any) -> str:
