@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS := train,math,qa,openai,dev
+EXTRAS := train,math,qa,bfcl,openai,dev
 
 .PHONY: help train test quick search lint clean
 

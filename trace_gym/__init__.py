@@ -50,6 +50,7 @@ __all__ = [
 ENVS = {
     "trace_gym/MathCode-v0": "trace_gym.envs.math.env:MathCodeEnv",
     "trace_gym/HotpotQASearch-v0": "trace_gym.envs.search.env:HotpotQASearchEnv",
+    "trace_gym/BFCLMultiTurn-v0": "trace_gym.envs.bfcl.env:BFCLMultiTurnEnv",
 }
 
 for _id, _entry_point in ENVS.items():

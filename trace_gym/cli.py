@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -52,12 +52,12 @@ QUICK = {
     "candidates": 24,
     "root_budget": 48,
     "eval_tasks": 150,
-    "eval_every": 5,
+    "eval_every": 8,
     "curve_tasks": 75,
     "demonstrations": 3_000,
     "warm_epochs": 4.0,
-    "env_kwargs": {"difficulties": [1], "families": ["arithmetic", "power", "bases", "counting"], "max_turns": 4},
 }
+QUICK_ENV = {"difficulties": [1], "families": ["arithmetic", "power", "bases", "counting"], "max_turns": 4}
 
 
 def _add_train(commands: Any) -> None:
@@ -88,7 +88,10 @@ def _train(arguments: argparse.Namespace) -> int:
         config = TrainConfig.load(arguments.resume)
     else:
         given = _given_fields(arguments, TrainConfig)
-        config = TrainConfig(**{**(QUICK if arguments.quick else {}), **given})
+        if arguments.quick:
+            quick_env = {"env_kwargs": QUICK_ENV} if given.get("env", TrainConfig.env) == TrainConfig.env else {}
+            given = {**QUICK, **quick_env, **given}
+        config = TrainConfig(**given)
     try:
         train(config, agent_factory, resume=bool(arguments.resume), progress=_say)
     except KeyboardInterrupt:
@@ -191,6 +194,9 @@ def _view(arguments: argparse.Namespace) -> int:
 # data
 
 
+SEARCH = "trace_gym/HotpotQASearch-v0"
+
+
 def _add_data(commands: Any) -> None:
     parser = commands.add_parser("data", help="list, show and compare data sets of problems")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -198,9 +204,11 @@ def _add_data(commands: Any) -> None:
     listing.set_defaults(run=_data_list)
 
     what = "name of a data set or suite, a file, or NAME=PATH for a local copy"
+    whose = "whose data they are; by default the names decide, and files are problems of mathematics"
     show = actions.add_parser("show", help="the first problems of a data set")
     show.add_argument("data", metavar="DATA", help=what)
     show.add_argument("--n", type=int, default=3, help="how many (default: %(default)s)")
+    show.add_argument("--env", help=whose)
     show.set_defaults(run=_data_show)
 
     check = actions.add_parser(
@@ -215,7 +223,11 @@ def _add_data(commands: Any) -> None:
         "--threshold", type=float, default=0.6, help="share of runs of five words in common (default: %(default)s)"
     )
     check.add_argument("--show", type=int, default=10, help="overlaps shown per test set (default: %(default)s)")
+    check.add_argument("--env", help=whose)
     check.set_defaults(run=_data_check)
+
+    bfcl = actions.add_parser("bfcl", help="what the function-calling tasks come from, and how many there are")
+    bfcl.set_defaults(run=_data_bfcl)
 
     index = actions.add_parser(
         "index",
@@ -242,22 +254,51 @@ def _data_list(arguments: argparse.Namespace) -> int:
 
 
 def _data_show(arguments: argparse.Namespace) -> int:
-    from trace_gym.envs.math.tasks.named import load_data, show_tasks
-
     if arguments.n < 1:
         raise BadInputError(f"--n must be at least 1; got {arguments.n}.")
-    print(show_tasks(load_data(arguments.data), arguments.n))
+    if _is_search([arguments.data], arguments.env):
+        from trace_gym.envs.search.tasks.named import load_questions, show_questions
+
+        print(show_questions(load_questions(arguments.data), arguments.n))
+    else:
+        from trace_gym.envs.math.tasks.named import load_data, show_tasks
+
+        print(show_tasks(load_data(arguments.data), arguments.n))
     return 0
 
 
 def _data_check(arguments: argparse.Namespace) -> int:
     from trace_gym.envs.math.tasks.named import load_data
     from trace_gym.envs.math.tasks.overlap import find_overlaps, overlap_table
+    from trace_gym.envs.math.tasks.task import Task
+    from trace_gym.envs.search.tasks.named import load_questions
 
-    train, tests = load_data(arguments.train), load_data(arguments.test)
-    overlaps = find_overlaps(train.tasks(), tests.tasks(), arguments.threshold)
-    print(overlap_table(tests, overlaps, arguments.show))
+    def load(data: list[str]) -> Iterable[Task]:
+        if not _is_search([*arguments.train, *arguments.test], arguments.env):
+            return load_data(data).tasks()
+        asked = load_questions(data).questions()
+        return (Task(q.task_id, q.question, q.golden_answers[0], q.task_id.rpartition("-")[0], 0) for q in asked)
+
+    tests = list(load(arguments.test))
+    overlaps = find_overlaps(load(arguments.train), tests, arguments.threshold)
+    print(overlap_table([task.task_id for task in tests], overlaps, arguments.show))
     return int(any(overlap.is_leak for overlap in overlaps))
+
+
+def _is_search(data: Sequence[str], env: str | None) -> bool:
+    """Whether data sets are questions for searching: by the environment, else by the names among them."""
+    from trace_gym.envs.search.tasks.named import NAMED, SUITES
+
+    if env is not None and env not in trace_gym.ENVS:
+        raise unknown_name("environment", env, trace_gym.ENVS)
+    return env == SEARCH if env else any(name.partition("=")[0] in (*NAMED, *SUITES) for name in data)
+
+
+def _data_bfcl(arguments: argparse.Namespace) -> int:
+    from trace_gym.envs.bfcl.summary import summary
+
+    print(summary())
+    return 0
 
 
 def _data_index(arguments: argparse.Namespace) -> int:
@@ -354,10 +395,10 @@ def _add_fields(parser: argparse.ArgumentParser, config: Any) -> None:
     parsers: dict[Any, Callable[[str], Any]] = {
         int: int,
         float: float,
-        dict[str, Any]: _json_object,
+        dict[str, Any] | None: _json_object,
         tuple[str, ...]: _names,
     }
-    shapes = {int: "N", float: "X", dict[str, Any]: "JSON", tuple[str, ...]: "A,B"}
+    shapes = {int: "N", float: "X", dict[str, Any] | None: "JSON", tuple[str, ...]: "A,B"}
     for field in dataclasses.fields(config):
         kind = hints[field.name]
         default = field.default_factory() if callable(field.default_factory) else field.default
