@@ -168,6 +168,7 @@ class MathCodeEnv(TextEnv):
 
     def _begin(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], World]:
         task = self.tasks.get(task_id)
+        self._lease_grader()
         return (Message("system", SYSTEM_PROMPT), Message("user", task.prompt)), World(None, seed)
 
     def _play(self, episode: Episode, action: str) -> TurnResult:
@@ -224,10 +225,9 @@ class MathCodeEnv(TextEnv):
         return result.text, True, replace(world, shown=result.text, num_good=world.num_good + 1)
 
     def _grade(self, task: Task, answer: str, world: World) -> TurnResult:
-        if self._grader is None:
-            self._grader = GraderLease()
+        self._lease_grader()
         start = time.perf_counter()
-        verdict = grade(answer, task.answer, options=task.options, question=task.question)
+        verdict = grade(answer, task.answer, options=task.options, question=task.question, patient=True)
         self.timings["grade"] = self.timings.get("grade", 0.0) + time.perf_counter() - start
         if verdict.outcome == "ungradable":
             # Neither right nor wrong: scoring it would reward or punish what nobody knows.
@@ -278,6 +278,11 @@ class MathCodeEnv(TextEnv):
         twin._tool = None
         twin._grader = None
         return twin
+
+    def _lease_grader(self) -> None:
+        """Have the grader's processes started before there is anything to grade."""
+        if self._grader is None:
+            self._grader = GraderLease()
 
     def _python(self) -> ToolLease:
         if self._tool is None:

@@ -16,6 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
+from process_tree import descendants, open_files
+
 SECRET = "the-answer-is-3141"
 # All through the C library: what Python's own functions would refuse first is no boundary.
 HELPERS = """
@@ -54,24 +57,6 @@ def become(uid: int) -> None:
     if private:
         libc.prctl(47, 2, 2, 0, 0)  # PR_CAP_AMBIENT_RAISE: for the programs we start
     libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, as it is with a user's programs
-
-
-def descendants(pid: int) -> set[int]:
-    """Return every live process below `pid`."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                stat = (entry / "stat").read_text()
-                state, parent = stat[stat.rindex(")") + 2 :].split()[:2]
-                if state != "Z":
-                    parents[int(entry.name)] = int(parent)
-    found: set[int] = set()
-    level = {pid}
-    while level:
-        level = {child for child, parent in parents.items() if parent in level}
-        found |= level
-    return found
 
 
 class Surroundings:
@@ -125,8 +110,8 @@ class Surroundings:
 def play(tool, base, sibling, around: Surroundings, cells: list[str]) -> dict[str, object]:
     """Run the cells one after the other from the base, and look around."""
     sandbox = tool._sessions.backend.sandbox
-    before = descendants(os.getpid())
-    files = len(list(Path("/proc/self/fd").iterdir()))
+    before = descendants()
+    files = open_files()
     pids = sandbox.pids
     state, results = base, []
     began = time.monotonic()
@@ -145,10 +130,10 @@ def play(tool, base, sibling, around: Surroundings, cells: list[str]) -> dict[st
     state.close() if state is not base else None
     state = None
     end = time.monotonic() + 5
-    while (left := descendants(os.getpid()) - before) and time.monotonic() < end:
+    while (left := descendants() - before) and time.monotonic() < end:
         time.sleep(0.01)
     report["processes"] = len(left)
-    report["files"] = len(list(Path("/proc/self/fd").iterdir())) - files
+    report["files"] = open_files() - files
     report["sandbox"] = sandbox.is_alive and sandbox is tool._sessions.backend.sandbox and sandbox.pids == pids
     return report
 
@@ -163,10 +148,9 @@ def main(uid: int) -> None:
         Path(folder).chmod(0o755)
         around = Surroundings(Path(folder))
         sibling = tool.new(seed=1).step("y = [7, 8]")[1]
-        root = tool.new(seed=0)
         sibling_pid = sibling._node.process.pid
         variables = around.variables() | {"SIBLING": sibling_pid, "ZYGOTE": tool._sessions.backend.sandbox.zygote.pid}
-        base = root.step(HELPERS + "".join(f"{name} = {value!r}\n" for name, value in variables.items()))[1]
+        base = tool.new(seed=0).step(HELPERS + "".join(f"{name} = {value!r}\n" for name, value in variables.items()))[1]
         print(json.dumps({"uid": os.getuid()}), flush=True)
         for line in sys.stdin:
             print(json.dumps(play(tool, base, sibling, around, json.loads(line))), flush=True)

@@ -160,7 +160,11 @@ PROTOCOL = {
         "killed",
         "another request",
     ),
-    "patches json": Attack('import json\njson.dumps = lambda *_, **__: \'{"id": "1-00", "status": "ok"}\'', "killed"),
+    "patches json": Attack(
+        'import json\njson.dumps = lambda *_, **__: \'{"id": "1-00", "status": "ok"}\'\n'
+        "json.encoder.c_make_encoder = lambda *_: lambda *_: json.dumps()",
+        "killed",
+    ),
     "announces a frame of two gigabytes": Attack(
         "os.write(3, b'\\xff\\xff\\xff\\x7f' + b'x' * 100)", "killed", "at most"
     ),

@@ -17,6 +17,7 @@ needs_workers = pytest.mark.skipif(find_spec("math_verify") is None, reason="the
 
 @pytest.fixture(scope="module", autouse=True)
 def workers_end_with_the_module():
+    grade(r"\sin 2x", r"2\sin x \cos x", patient=True)  # starts them
     yield
     close_grader()
 

@@ -19,6 +19,7 @@ PATIENCE_S = 20.0  # the promise is two seconds; a crowded machine may take its 
 
 @pytest.fixture(scope="module", autouse=True)
 def workers_end_with_the_module():
+    grade(r"\sin 2x", r"2\sin x \cos x", patient=True)  # starts them
     yield
     close_grader()
 

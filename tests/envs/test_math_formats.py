@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from trace_gym.envs.math.env import SYSTEM_PROMPT, MathCodeEnv
+from trace_gym.envs.math.python_tool import shared_tool
 from trace_gym.errors import BadInputError
 from trace_gym.messages import ToolCall
 from trace_gym.tool_formats import TOOL_FORMATS, get_tool_format, parse_tool_calls, render_tool_call
@@ -15,8 +16,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the Python tool
 TASKS = ("arithmetic-1-train-000000", "chain-2-train-000001", "gcd_lcm-2-train-000002")
 
 
+@pytest.fixture(scope="module")
+def lease():
+    """One tool serves all formats."""
+    with shared_tool(**MathCodeEnv(size=30, cell_timeout_s=20.0)._settings) as leased:
+        yield leased
+
+
 @pytest.fixture(scope="module", params=sorted(TOOL_FORMATS))
-def made(request):
+def made(request, lease):
     with MathCodeEnv(size=30, cell_timeout_s=20.0, tool_format=request.param, demonstrator_skill=1.0) as env:
         yield env
 

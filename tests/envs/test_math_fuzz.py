@@ -5,7 +5,6 @@ A few thousand actions by default; the whole measure is ``TRACE_GYM_FUZZ_ACTIONS
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import os
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from process_tree import descendants, open_files
 
 from trace_gym.envs.math.env import PYTHON_TOOL, MathCodeEnv
 from trace_gym.envs.math.grading import close_grader
@@ -27,7 +27,7 @@ from trace_gym.tool_formats import TOOL_FORMATS, render_tool_call
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes and descriptors in /proc")
 pytest.importorskip("sympy")
 
-NUM_ACTIONS = int(os.environ.get("TRACE_GYM_FUZZ_ACTIONS", "3000"))
+NUM_ACTIONS = int(os.environ.get("TRACE_GYM_FUZZ_ACTIONS", "2000"))
 MEGABYTE = 1_000_000
 MARKUP = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "<|python_tag|>", "<|im_start|>"),
@@ -210,31 +210,13 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def children() -> set[int]:
-    """Every process that descends from this one."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                stat = (entry / "stat").read_text()
-                parents[int(entry.name)] = int(stat[stat.rindex(")") + 2 :].split()[1])
-    found, level = set(), {os.getpid()}
-    while level := {pid for pid, parent in parents.items() if parent in level}:
-        found |= level
-    return found
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300 + NUM_ACTIONS / 10)
 def test_no_action_raises_and_none_leaves_anything_behind() -> None:
     """Every answer obeys the interface; then no process and no descriptor is left, and memory has not grown."""
     close_grader()
     gc.collect()
-    files, before = open_files(), children()
+    files, before = open_files(), descendants()
     envs = [
         MathCodeEnv(tool_format=name, cell_timeout_s=0.3, max_action_chars=limit)
         for name in TOOL_FORMATS
@@ -261,7 +243,7 @@ def test_no_action_raises_and_none_leaves_anything_behind() -> None:
         if number % max(1, NUM_ACTIONS // 20) == 0:
             gc.collect()
             sizes.append(resident_bytes())
-            assert len(children() - before) < 2 * 512
+            assert len(descendants() - before) < 2 * 512
     print(f"\nresident MB: {[size // MEGABYTE for size in sizes]}")
     print("slowest:", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest.most_common(8)))
     print("met:", dict(met.most_common()))
@@ -272,7 +254,7 @@ def test_no_action_raises_and_none_leaves_anything_behind() -> None:
         env.close()
     close_grader()
     end = time.monotonic() + 5
-    while children() - before and time.monotonic() < end:
+    while descendants() - before and time.monotonic() < end:
         time.sleep(0.01)
-    assert not children() - before
+    assert not descendants() - before
     assert open_files() <= files

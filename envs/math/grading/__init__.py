@@ -48,8 +48,8 @@ Wrong or ungradable
     slow (a second) are wrong, with a reason that starts with ``guard``, ``parse`` or ``timeout`` where that helps. No
     text is a way out of being graded. ``ungradable`` is left for what is not the answer's fault: a right answer that
     cannot be read or evaluated, a sentence compared with another sentence, a machine too busy to use the second in
-    two, or the extra ``math`` not installed. It must not be counted as wrong. If the workers themselves fail, `grade`
-    raises `InfrastructureError`.
+    two, workers that are still starting (a `GraderLease` starts them ahead), or the extra ``math`` not installed. It
+    must not be counted as wrong. If the workers themselves fail, `grade` raises `InfrastructureError`.
 """
 
 from trace_gym.envs.math.grading.decide import Verdict

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trace_gym.envs.math.grading.clock import HELLO_S, START_S, Deadline, GradeClock, WorkerDiedError
+from trace_gym.envs.math.grading.clock import SEND_S, Deadline, DeadlineError, GradeClock, WorkerDiedError
 from trace_gym.envs.math.python_tool import wire
 from trace_gym.envs.math.python_tool.prelude import CLEAN_ENVIRONMENT
 from trace_gym.errors import InfrastructureError
@@ -28,24 +28,27 @@ class ForkedWorker:
         self._pid = 0
         self._pidfd = -1
 
-    def meet(self) -> None:
+    def meet(self, limit: Deadline) -> None:
         """Wait until it is there.
 
         Raises:
+            DeadlineError: If it is not there in time; it may yet come.
             WorkerDiedError: If it does not come.
         """
         if self._pidfd >= 0:
             return
         try:
-            message, _, _ = wire.receive(self._sock, Deadline(HELLO_S))
+            message, _, _ = wire.receive(self._sock, limit)
             self._pid = int(message["hello"])
             self._pidfd = os.pidfd_open(self._pid)
+        except DeadlineError:
+            raise
         except (*_FAULTS, KeyError, ValueError) as error:
             raise WorkerDiedError(f"a worker did not start: {type(error).__name__} {error}") from error
 
-    def clock(self) -> GradeClock:
+    def clock(self, limit: Deadline) -> GradeClock:
         """Return the clock of one comparison, started now."""
-        return GradeClock(self._pid)
+        return GradeClock(self._pid, limit)
 
     def send(self, message: dict[str, Any], clock: GradeClock) -> None:
         """Send a request."""
@@ -82,27 +85,25 @@ class ForkedWorker:
 
 
 class Template:
-    """Starts workers by having a warm process fork; starting one does not wait for it."""
+    """Starts workers by having a warm process fork; nobody waits, neither for a worker nor for the process to be warm.
+
+    What it is asked for before waits in its socket.
+    """
 
     def __init__(self) -> None:
-        """Start the warm process and wait for it.
+        """Start the process.
 
         Raises:
-            InfrastructureError: With kind ``grader_start``, if it does not come up.
+            InfrastructureError: With kind ``grader_start``, if it cannot be started.
         """
         self._sock, theirs = socket.socketpair()
         self._process: subprocess.Popen[bytes] | None = None
         try:
             with theirs:
                 self._process = self._launch(theirs.fileno())
-            wire.receive(self._sock, Deadline(START_S))
-        except _FAULTS as error:
+        except OSError as error:
             self.close()
-            raise InfrastructureError(
-                "grader_start",
-                f"the grader's process did not start ({type(error).__name__} {error}); its own message, if any, is on "
-                "the standard error of this program",
-            ) from error
+            raise InfrastructureError("grader_start", f"the grader's process did not start ({error})") from error
 
     @staticmethod
     def _launch(fd: int) -> subprocess.Popen[bytes]:
@@ -131,7 +132,7 @@ class Template:
         near, far = socket.socketpair()
         try:
             with far:
-                wire.send(self._sock, {"op": "fork"}, [far.fileno()], Deadline(HELLO_S))
+                wire.send(self._sock, {"op": "fork"}, [far.fileno()], Deadline(SEND_S))
         except _FAULTS as error:
             near.close()
             raise InfrastructureError("grader_died", f"the grader's process is gone ({error})") from error

@@ -17,16 +17,18 @@ _MAX_RIGHT = 4000  # characters of a right answer
 _PERCENT = re.compile(r"\b(?:what|which|as a|in|how many|the) (?:\w+ )?percent(?:age)?\b", re.IGNORECASE)
 
 
-def grade(prediction: str, gold: str, *, options: Sequence[str] = (), question: str = "") -> Verdict:
+def grade(
+    prediction: str, gold: str, *, options: Sequence[str] = (), question: str = "", patient: bool = False
+) -> Verdict:
     r"""Compare an answer with the right one; no text makes it raise or takes longer than two seconds.
-
-    The first comparison that needs the worker processes waits for them to start as well, about a second.
 
     Args:
         prediction: The agent's answer, alone or inside a text with a ``\boxed{...}``.
         gold: The right answer, boxed or bare; with options the letter or the text of one.
         options: The texts of options A, B, ... of a multiple-choice question.
         question: What was asked; says whether ``20`` and ``20%`` are one answer.
+        patient: Wait for the worker processes however long they take to start, about a second; without patience, what
+            needs them while they start may be ungradable. A `GraderLease` starts them ahead.
 
     Returns:
         The verdict; the package's docstring says what is equal.
@@ -46,10 +48,10 @@ def grade(prediction: str, gold: str, *, options: Sequence[str] = (), question: 
     if letter_of(to_notation(right)) is not None and letter_of(to_notation(answer[:MAX_CHARACTERS])) is None:
         outside = explicit_answer(prediction)  # the letter stands outside the box
         answer = outside if outside is not None and letter_of(outside) is not None else answer
-    return _compare(answer, right, bool(question) and _PERCENT.search(question) is not None)
+    return _compare(answer, right, bool(question) and _PERCENT.search(question) is not None, patient)
 
 
-def _compare(answer: str, right: str, percent_asked: bool) -> Verdict:
+def _compare(answer: str, right: str, percent_asked: bool, patient: bool) -> Verdict:
     allowed = max(MAX_CHARACTERS, 2 * len(right))
     if len(answer) > allowed:
         return Verdict("wrong", f"guard: the answer has more than {allowed} characters")
@@ -57,7 +59,7 @@ def _compare(answer: str, right: str, percent_asked: bool) -> Verdict:
         return decide(answer, right, Judge(), percent_asked=percent_asked)
     except UndecidedError:
         pass
-    return compare_thoroughly(answer, right, percent_asked)
+    return compare_thoroughly(answer, right, percent_asked, patient)
 
 
 def _grade_choice(prediction: str, answer: str, right: str, options: Sequence[str]) -> Verdict:

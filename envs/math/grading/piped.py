@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from trace_gym.envs.math.grading.clock import START_S, DeadlineError, GradeClock, WorkerDiedError
+from trace_gym.envs.math.grading.clock import Deadline, DeadlineError, GradeClock, WorkerDiedError
 from trace_gym.envs.math.python_tool.prelude import CLEAN_ENVIRONMENT
 
 _KEPT = ("SYSTEMROOT", "TEMP", "TMP")  # without these Python does not start on Windows
@@ -45,19 +45,20 @@ class PipedWorker:
                     self._lines.put(line)
         self._lines.put("")
 
-    def meet(self) -> None:
+    def meet(self, limit: Deadline) -> None:
         """Wait until it is there.
 
         Raises:
+            DeadlineError: If it is not there in time; it may yet come.
             WorkerDiedError: If it does not come.
         """
         if not self._is_met:
-            self._next(START_S)
+            self._next(limit.left())
             self._is_met = True
 
-    def clock(self) -> GradeClock:
+    def clock(self, limit: Deadline) -> GradeClock:
         """Return the clock of one comparison, started now."""
-        return GradeClock(self._process.pid)
+        return GradeClock(self._process.pid, limit)
 
     def send(self, message: dict[str, Any], _: GradeClock) -> None:
         """Send a request."""

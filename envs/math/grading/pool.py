@@ -1,7 +1,8 @@
 """The workers for the harder comparisons: one pool per process, shared by all its threads.
 
-Started when the first answer needs it, it keeps spare workers ready, so that what follows a kill does not wait for
-one. A worker has a second of CPU time for a comparison and is killed then, by the kernel's hand, whatever it is doing.
+Started by whoever says that answers will come (`GraderLease`), or else by the first one that needs it, it keeps spare
+workers ready, so that what follows a kill does not wait for one. A worker has a second of CPU time for a comparison
+and is killed then, by the kernel's hand, whatever it is doing.
 Who is to blame is clear: once the worker has read and evaluated the right answer, it is the other one. A pool that
 does not work is an infrastructure failure and never a verdict.
 """
@@ -21,7 +22,15 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Protocol
 
-from trace_gym.envs.math.grading.clock import BUDGET_S, DeadlineError, GradeClock, WorkerDiedError
+from trace_gym.envs.math.grading.clock import (
+    BUDGET_S,
+    START_S,
+    WALL_S,
+    Deadline,
+    DeadlineError,
+    GradeClock,
+    WorkerDiedError,
+)
 from trace_gym.envs.math.grading.decide import Verdict
 from trace_gym.errors import InfrastructureError
 
@@ -37,10 +46,10 @@ _numbers = itertools.count(1)
 class Worker(Protocol):
     """A process that compares."""
 
-    def meet(self) -> None:
+    def meet(self, limit: Deadline) -> None:
         """Wait until it is there."""
 
-    def clock(self) -> GradeClock:
+    def clock(self, limit: Deadline) -> GradeClock:
         """Return the clock of one comparison, started now."""
 
     def send(self, message: dict[str, Any], clock: GradeClock) -> None:
@@ -99,16 +108,19 @@ class Pool:
         """Whether it can start workers."""
         return not self._is_closed and self._source.is_alive
 
-    def compare(self, answer: str, right: str, percent_asked: bool) -> Verdict:
-        """Have two texts compared.
+    def compare(self, answer: str, right: str, percent_asked: bool, patient: bool = False) -> Verdict:
+        """Have two texts compared. Once it is their turn, that takes no two seconds; patience waits for a worker first.
 
         Raises:
             InfrastructureError: With kind ``grader_died``, if no worker comes.
         """
         request = {"answer": answer, "right": right, "percent_asked": percent_asked}
         with self._free:
+            if patient:
+                self._wait()
+            limit = Deadline(WALL_S)
             for _ in range(_TRIES):
-                verdict, blamed, died = self._try(request)
+                verdict, blamed, died = self._try(request, limit)
                 if verdict is not None:
                     return verdict
                 if not died.startswith("it"):
@@ -117,12 +129,27 @@ class Pool:
             return Verdict("wrong", f"{died}; the answer cannot be evaluated")
         return Verdict("ungradable", died)
 
-    def _try(self, request: dict[str, Any]) -> tuple[Verdict | None, bool, str]:
+    def _wait(self) -> None:
+        """Wait until a worker stands ready."""
+        worker, uses = self._take()
+        try:
+            self._meet(worker, Deadline(START_S))
+        except DeadlineError:
+            worker.kill()
+            raise InfrastructureError("grader_died", f"no worker of the grader comes up in {START_S:g} s") from None
+        self._give_back(worker, uses)
+
+    def _try(self, request: dict[str, Any], limit: Deadline) -> tuple[Verdict | None, bool, str]:
         """Return the verdict, or else whether the answer is to blame, and for what."""
         worker, uses = self._take()
+        try:
+            self._meet(worker, limit)
+        except DeadlineError:
+            self._give_back(worker, uses)  # the next one finds it ready
+            return None, False, "timeout: the grader's processes are still starting"
         is_right_read = False
         try:
-            clock = worker.clock()
+            clock = worker.clock(limit)
             worker.send({"id": next(_numbers), **request}, clock)
             reply = worker.receive(clock)
             while "right" in reply:
@@ -152,15 +179,24 @@ class Pool:
         with self._lock:
             worker, uses = self._idle.popleft() if self._idle else (self._source.start(), 0)
         self._refill()
+        return worker, uses
+
+    @staticmethod
+    def _meet(worker: Worker, limit: Deadline) -> None:
         try:
-            worker.meet()
-        except (WorkerDiedError, DeadlineError) as error:
+            worker.meet(limit)
+        except DeadlineError:
+            raise
+        except WorkerDiedError as error:
             worker.kill()
-            raise InfrastructureError("grader_died", f"no worker of the grader comes up: {error}") from error
+            raise InfrastructureError(
+                "grader_died",
+                f"no worker of the grader comes up: {error}; its own message, if any, is on the standard error of "
+                "this program",
+            ) from error
         except BaseException:
             worker.kill()
             raise
-        return worker, uses
 
     def _refill(self) -> None:
         """Have spare workers started; nobody waits for them."""
@@ -228,8 +264,8 @@ def _missing() -> str | None:
     return next((name for name in _NEEDED if importlib.util.find_spec(name) is None), None)
 
 
-def compare_thoroughly(answer: str, right: str, percent_asked: bool) -> Verdict:
-    """Compare two texts in a worker.
+def compare_thoroughly(answer: str, right: str, percent_asked: bool, patient: bool) -> Verdict:
+    """Compare two texts in a worker; see `Pool.compare`.
 
     Raises:
         InfrastructureError: If the workers do not work.
@@ -241,7 +277,7 @@ def compare_thoroughly(answer: str, right: str, percent_asked: bool) -> Verdict:
             f"the comparison needs {missing!r}, which is not installed. Install it with: pip install 'trace-gym[math]'",
         )
     with _in_use() as pool:
-        return pool.compare(answer, right, percent_asked)
+        return pool.compare(answer, right, percent_asked, patient)
 
 
 def close_grader() -> None:
@@ -260,11 +296,17 @@ class GraderLease:
     """
 
     def __init__(self) -> None:
-        """Take a share; starts nothing."""
+        """Take a share, and have the processes started; this does not wait for them.
+
+        Raises:
+            InfrastructureError: With kind ``grader_start``, if they cannot be started.
+        """
         global _leases
         with _pool_lock:
             _leases += 1
         self._give_back = weakref.finalize(self, _end_lease)
+        if _missing() is None:
+            _shared_pool()
 
     def close(self) -> None:
         """Give the share back; doing so again does nothing."""

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from trace_gym.envs.math.grading import worker
-from trace_gym.envs.math.python_tool import confine, wire
+from trace_gym.envs.math.python_tool import confine, forking, wire
 
 _LIMITS = {"memory_mb": 1024, "max_processes": 512}
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Warm up, say hello and fork on request.
+    """Warm up and fork on request.
 
     Args:
         argv: The descriptor of the socket, and the driver's pid.
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> NoReturn:
     domain = confine.Domain(_LIMITS, Path(__file__).resolve().parents[3])
     gc.collect()
     gc.freeze()
-    wire.send(sock, {"hello": os.getpid()})
+    forking.use_huge_pages()
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     poll.register(driver_fd, select.POLLIN)
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> NoReturn:
             _, fds, _ = wire.receive(sock)
         except wire.PeerGoneError:
             os._exit(0)
-        if os.fork() == 0:
+        if forking.fork() == 0:
             _serve(fds[0], domain)
         os.close(fds[0])
 

@@ -61,20 +61,20 @@ def _is_asleep(pid: int) -> bool:
 class CellClock(Deadline):
     """The deadline of one cell."""
 
-    def __init__(self, pid: int, budget_s: float, used_s: float = 0.0) -> None:
+    def __init__(self, pid: int, budget_s: float) -> None:
         """Start now.
 
         Args:
             pid: The process that runs the cell.
             budget_s: Seconds of its own.
-            used_s: CPU seconds that the process had used before.
         """
         super().__init__(WALL_FACTOR * budget_s + WALL_EXTRA_S)
+        used = cpu_seconds(pid)
         self._pid = pid
         self._budget = budget_s
-        self._used = used_s
+        self._used = used or 0.0
         self._own = 0.0
-        self._is_told = cpu_seconds(pid) is not None
+        self._is_told = used is not None
         self._is_gone = False
         self._interval = max(_LOOK_S, budget_s / _LOOKS)
         self._last_look = time.monotonic()

@@ -90,7 +90,8 @@ class LiveSet:
             self._nodes[node] = None
             self._weight += weight
             excess = len(self._nodes) - self._cap
-            ended += self._evict(lambda count: count < excess, node)
+            if excess > 0:
+                ended += self._evict(lambda count: count < excess, node)
             self._parked += 1
             if self._weight > self._budget and self._parked >= self._next_weighing:
                 self._weigh_again()

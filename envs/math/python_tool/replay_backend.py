@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from trace_gym.envs.math.python_tool import frames
 from trace_gym.envs.math.python_tool.backend import Ending, Limits, ProcessDiedError, ending_by_signal
-from trace_gym.envs.math.python_tool.clock import CellClock, Deadline, DeadlineError, cpu_seconds
+from trace_gym.envs.math.python_tool.clock import CellClock, Deadline, DeadlineError
 from trace_gym.envs.math.python_tool.history import python_versions
 from trace_gym.envs.math.python_tool.memory import MEBIBYTE, anonymous_bytes, footprint
 from trace_gym.envs.math.python_tool.prelude import CLEAN_ENVIRONMENT
@@ -102,7 +102,7 @@ class ReplayProcess:
             self._output.seek(0)
             self._output.write(bytes(HEADER.size))
             # Where the CPU clock of a process cannot be read, the wall clock has to do.
-            clock = CellClock(self.pid, timeout_s, cpu_seconds(self.pid) or 0.0) if _IS_LINUX else Deadline(timeout_s)
+            clock = CellClock(self.pid, timeout_s) if _IS_LINUX else Deadline(timeout_s)
             try:
                 status = self._ask(request, clock).get("status")
                 if status not in ("ok", "error", "memory"):

@@ -31,7 +31,7 @@ from trace_gym.envs.math.python_tool.backend import (
     ProcessDiedError,
     SessionBrokenError,
 )
-from trace_gym.envs.math.python_tool.clock import CellClock, cpu_seconds
+from trace_gym.envs.math.python_tool.clock import CellClock
 from trace_gym.envs.math.python_tool.processes import children, has_ended, how_it_ended, kill_child
 from trace_gym.envs.math.python_tool.screen import memory_size, read_screen
 from trace_gym.errors import InfrastructureError
@@ -178,7 +178,7 @@ class Process:
         return child
 
     def _fork_deadline(self, pid: int) -> wire.Deadline:
-        return wire.Deadline(_ZYGOTE_FORK_S) if self.zygote is self else _clock(pid, _FORK_CPU_S)
+        return wire.Deadline(_ZYGOTE_FORK_S) if self.zygote is self else CellClock(pid, _FORK_CPU_S)
 
     def _blame(self, error: Exception, reply: dict[str, Any]) -> ProcessDiedError:
         """End a session that did not fork as it should, with all that it forked; say whose fault it was."""
@@ -233,13 +233,13 @@ class Process:
 
     def _await(self, request: dict[str, Any], memory: int, budget_s: float) -> tuple[str, str]:
         try:
-            status = self._ask(request, [memory], _clock(self.pid, budget_s)).get("status")
+            status = self._ask(request, [memory], CellClock(self.pid, budget_s)).get("status")
         except wire.DeadlineError:
             return how_it_ended(self._pidfd) if has_ended(self._pidfd) else ("timeout", "")
         except wire.ProtocolError as error:
             return "killed", f"it wrote on the tool's own connection ({error})"
         except wire.PeerGoneError:
-            return how_it_ended(self._pidfd)
+            return how_it_ended(self._pidfd) if self._pidfd >= 0 else ("killed", "its process was ended")
         if status not in ("ok", "error", "memory"):
             return "killed", "it broke the tool's protocol"
         return str(status), ""
@@ -264,8 +264,10 @@ class Process:
             self._signal(signal.SIGSTOP)
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(OSError):
+        try:
             signal.pidfd_send_signal(self._pidfd, number)
+        except OSError:  # it is gone
+            pass
 
     def kill(self, wait_s: float = 0.0) -> None:
         """End the process; does nothing the second time.
@@ -287,10 +289,6 @@ class Process:
             pidfd, self._pidfd = self._pidfd, -1
             os.close(pidfd)
             self._sock.close()
-
-
-def _clock(pid: int, budget_s: float) -> CellClock:
-    return CellClock(pid, budget_s, cpu_seconds(pid) or 0.0)
 
 
 class Sandbox:

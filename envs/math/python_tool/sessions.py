@@ -56,13 +56,15 @@ class Sessions:
         self._rebuilding = weakref.WeakKeyDictionary()
 
     def start(self, node: Node) -> None:
-        """Give the node a process, by running its cells.
+        """Give the node a process, by running its cells; without any it is given one with the first.
 
         Raises:
             InfrastructureError: If the backend's processes cannot be started.
             ReplayDivergenceError: If a cell shows something else than the node's history says.
             StateError: If the tool is closed.
         """
+        if node.cell is None:
+            return
         try:
             with self.live.pinned(node):
                 self._ensure_live(node)
@@ -155,7 +157,7 @@ class Sessions:
 
     def _process_for_step(self, node: Node) -> Process:
         """Return a process of the caller's own in the state of a pinned node."""
-        if not self.backend.can_fork:
+        if not self.backend.can_fork or node.cell is None:  # of a start there are copies enough
             return self.live.take(node) or self._twice(lambda: self._rebuilt(node), node)
 
         def fork() -> Process:

@@ -9,6 +9,7 @@ from types import CodeType
 
 _FENCE = "```"
 _INNER_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
+_ONE_STATEMENT = re.compile(r"[^\n;:]+")  # at most one, and nothing inside it is one
 _COMMENT = re.compile(r"#.*")
 
 
@@ -60,6 +61,11 @@ def compile_cell(text: str, name: str) -> Source:
 
 
 def _compile(text: str, name: str) -> Source:
+    if _ONE_STATEMENT.fullmatch(text):
+        try:  # a third of the time, as no tree is made
+            return Source([compile(text, name, "single", dont_inherit=True)], [text])
+        except (SyntaxError, ValueError):
+            pass
     tree, shown, lines = parse(text, name)
     steps = [compile(tree, name, "exec", dont_inherit=True)] if tree.body else []
     if shown is not None:

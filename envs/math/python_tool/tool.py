@@ -111,13 +111,10 @@ class PythonTool:
         return self._sessions.live.weight / MEBIBYTE
 
     def new(self, seed: int = 0) -> State:
-        """Start a session.
+        """Return the start of a session; its process comes with the first cell.
 
         Args:
             seed: Seeds `random` and numpy; equal seeds give equal sessions.
-
-        Raises:
-            InfrastructureError: If the tool's processes cannot be started.
         """
         return self._start(Node(Lineage(int(seed))), None)
 

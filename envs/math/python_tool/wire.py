@@ -25,6 +25,15 @@ MAX_FRAME = 4 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
 _ANCILLARY = socket.CMSG_SPACE(4 * 4) + socket.CMSG_SPACE(_CREDENTIALS.size)
+_CHUNK = 1 << 18
+# Every cell of a session passes here twice: what is looked up or made anew each time shows in how long one takes.
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+_from_json = json.JSONDecoder().decode
+_DONTWAIT, _NOSIGNAL, _CLOEXEC = (
+    int(flag) for flag in (socket.MSG_DONTWAIT, socket.MSG_NOSIGNAL, socket.MSG_CMSG_CLOEXEC)
+)
+_PEEK = int(socket.MSG_PEEK) | _DONTWAIT
+_SOCKET, _RIGHTS, _WRITER = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS), int(socket.SCM_CREDENTIALS)
 
 
 class PeerGoneError(Exception):
@@ -33,10 +42,6 @@ class PeerGoneError(Exception):
 
 class ProtocolError(Exception):
     """The other end sent something that is not the awaited frame."""
-
-
-def _without_waiting(deadline: Deadline | None) -> int:
-    return 0 if deadline is None else socket.MSG_DONTWAIT
 
 
 def _wait(sock: socket.socket, event: int, deadline: Deadline) -> None:
@@ -64,15 +69,16 @@ def send(
         DeadlineError: If the other end does not read in time.
         ProtocolError: If the message is larger than a frame may be.
     """
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = _to_json(message).encode()
     if len(body) > MAX_FRAME:
         raise ProtocolError(f"a frame holds at most {MAX_FRAME} bytes, this one has {len(body)}")
     data = memoryview(_LENGTH.pack(len(body)) + body)
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    rights = [(_SOCKET, _RIGHTS, array.array("i", fds))] if fds else []
+    flags = _NOSIGNAL if deadline is None else _NOSIGNAL | _DONTWAIT
     try:
         while data:
             try:
-                sent = sock.sendmsg([data], rights, socket.MSG_NOSIGNAL | _without_waiting(deadline))
+                sent = sock.sendmsg([data], rights, flags)
             except BlockingIOError:
                 _wait(sock, select.POLLOUT, deadline)
                 continue
@@ -113,7 +119,7 @@ def receive(
             raise ProtocolError(f"a frame holds at most {max_bytes} bytes, {length} were announced")
         body, _ = _receive_exactly(sock, length, deadline, sender, fds)
         try:
-            message = json.loads(body)
+            message = _from_json(body.decode())
         except (ValueError, RecursionError) as error:
             raise ProtocolError("the frame is not JSON") from error
         if not isinstance(message, dict):
@@ -129,24 +135,24 @@ def receive(
 def _receive_exactly(
     sock: socket.socket, size: int, deadline: Deadline | None, sender: int | None, fds: list[int]
 ) -> tuple[bytes, int]:
-    flags = socket.MSG_CMSG_CLOEXEC | _without_waiting(deadline)
+    flags = _CLOEXEC if deadline is None else _CLOEXEC | _DONTWAIT
     data = bytearray()
     pid = 0
     while len(data) < size:
         try:
             # What is there is taken, however late: only waiting has an end.
-            chunk, ancillary, _, _ = sock.recvmsg(min(size - len(data), 1 << 18), _ANCILLARY, flags)
+            chunk, ancillary, _, _ = sock.recvmsg(min(size - len(data), _CHUNK), _ANCILLARY, flags)
         except BlockingIOError:
             _wait(sock, select.POLLIN, deadline)
             continue
         except OSError as error:
             raise PeerGoneError(str(error)) from error
         for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            if level == _SOCKET and kind == _RIGHTS:
                 handed = array.array("i")
                 handed.frombytes(payload[: len(payload) - len(payload) % handed.itemsize])
                 fds.extend(handed)
-            elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            elif level == _SOCKET and kind == _WRITER:
                 pid = _CREDENTIALS.unpack(payload)[0]
         if not chunk:
             raise PeerGoneError("the socket is closed")
@@ -159,7 +165,7 @@ def _receive_exactly(
 def is_silent(sock: socket.socket) -> bool:
     """Whether nothing unsolicited waits on the socket (one request is outstanding at most)."""
     try:
-        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        sock.recv(1, _PEEK)
     except BlockingIOError:
         return True
     except OSError:

@@ -16,7 +16,6 @@ import fcntl
 import gc
 import json
 import os
-import random
 import resource
 import select
 import signal
@@ -26,10 +25,10 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trace_gym.envs.math.python_tool import confine, prelude, wire
+from trace_gym.envs.math.python_tool import confine, forking, prelude, wire
 from trace_gym.envs.math.python_tool.interpreter import Interpreter
 
-SOCKET_FD = 3  # where every session has its socket; all other descriptors are closed after a fork
+FIRST_FD = 3  # below are the standard streams; of what is above, only the socket outlives a fork
 
 
 class Session:
@@ -39,27 +38,22 @@ class Session:
         """Prepare to serve `sock` as the zygote."""
         self._limits = limits
         self._sock = sock
+        self._fd = sock.fileno()
         self._is_zygote = True
         self._is_isolated = False
-        self._forking = False
         self._pid = os.getpid()
-        self._fork = os.fork
+        self._fork = forking.fork
         self._getpid = os.getpid
-        self._getstate, self._setstate = random.getstate, random.setstate
         self._interpreter = Interpreter(4 * limits["output_chars"] // 2)
         self.domain = confine.Domain(limits, Path(__file__).resolve().parents[3])
-        self._fds = range(SOCKET_FD + 1, confine.MAX_FILES)
+        self._fds = range(FIRST_FD, confine.MAX_FILES)
         self._poll = select.poll()
         for fd in self._fds:
             self._poll.register(fd, 0)
-        os.register_at_fork(after_in_child=self._after_fork)
+        # A fork that nobody asked for would be a second server on one socket.
+        os.register_at_fork(after_in_child=lambda leave=os._exit: leave(1))
         for module in (sys.modules["posix"], os):  # such a hook of a cell would run in every later state
             module.register_at_fork = lambda **_: None  # type: ignore[attr-defined]
-
-    def _after_fork(self) -> None:
-        # A fork that nobody asked for would be a second server on one socket.
-        if not self._forking:
-            os._exit(1)
 
     def serve(self) -> NoReturn:
         """Answer requests until the socket closes."""
@@ -88,25 +82,23 @@ class Session:
         return {"id": message["id"], "status": status}
 
     def _own_files(self) -> None:
-        """Keep no descriptor in common with the parent."""
-        closed = {fd for fd, event in self._poll.poll(0) if event & select.POLLNVAL}
-        for fd in self._fds:
-            if fd not in closed:
+        """Keep no descriptor in common with the parent but the own socket."""
+        closed = [fd for fd, event in self._poll.poll(0) if event & select.POLLNVAL]
+        if len(closed) < len(self._fds) - 1:
+            for fd in {*self._fds} - {self._fd, *closed}:
                 _reopen(fd)
 
     def _answer_fork(self, message: dict[str, Any], fd: int) -> dict[str, Any]:
-        state = self._getstate()  # CPython reseeds it in every child
-        self._forking = True
         try:
             pid = self._fork()
         except OSError as error:
             os.close(fd)
             return {"id": message["id"], "error": str(error)}
-        finally:
-            self._forking = False
         if pid:
             os.close(fd)
             return {"id": message["id"], "pid": pid}
+        self._sock.close()
+        self._fd = fd
         if self._is_zygote:
             self._is_zygote = False
             os.closerange(max(fd + 1, confine.MAX_FILES), 1 << 20)
@@ -115,15 +107,10 @@ class Session:
             except OSError as error:
                 wire.send(socket.socket(fileno=fd), {"id": message["id"], "error": str(error)})
                 os._exit(1)
-        self._sock.detach()
-        os.close(SOCKET_FD)
-        fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SOCKET_FD)
-        os.close(fd)
         self._own_files()
         # With all three named, it is made without system calls that the filter refuses.
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, SOCKET_FD)
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
         self._pid = self._getpid()
-        self._setstate(state)
         if "seed" in message:
             prelude.seed(message["seed"])
         return {"id": message["id"], "hello": self._pid, "isolated": self._is_isolated}
@@ -162,13 +149,8 @@ def main(argv: list[str]) -> NoReturn:
             and the limits as JSON: ``memory_mb``, ``output_chars``, ``max_processes``.
     """
     socket_fd, door_fd = int(argv[0]), int(argv[1])
-    if socket_fd != SOCKET_FD:
-        if door_fd == SOCKET_FD:
-            door_fd = os.dup(door_fd)
-        os.dup2(socket_fd, SOCKET_FD, inheritable=False)
-        os.close(socket_fd)
-    os.set_inheritable(SOCKET_FD, False)
-    sock = socket.socket(fileno=SOCKET_FD)
+    os.set_inheritable(socket_fd, False)
+    sock = socket.socket(fileno=socket_fd)
     confine.die_with_parent(int(argv[2]))
     prelude.warm()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -188,5 +170,6 @@ def main(argv: list[str]) -> NoReturn:
         os.close(listener)
     gc.collect()
     gc.freeze()
+    forking.use_huge_pages()
     wire.send(sock, {"hello": os.getpid()})
     session.serve()

@@ -103,7 +103,7 @@ def without_noise(tasks: Iterable[tuple[int, Task]], noise: Noise) -> list[int]:
 
 def same_answer(one: str, other: str) -> bool:
     """Whether the grader finds two answers equal, whichever of them it takes for the right one."""
-    return one == other or any(grade(*pair).outcome == "correct" for pair in ((one, other), (other, one)))
+    return one == other or any(grade(*pair, patient=True).outcome == "correct" for pair in ((one, other), (other, one)))
 
 
 def stated_answer(task: Task) -> str:

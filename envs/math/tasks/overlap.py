@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trace_gym.envs.math.tasks.noise import identity, same_answer, stated_answer, words
-from trace_gym.envs.math.tasks.task import Task, TaskTable
+from trace_gym.envs.math.tasks.task import Task
 from trace_gym.errors import BadInputError
 
 RUN = 5  # words, numbers and signs
@@ -109,11 +109,11 @@ def _runs(task: Task) -> set[int]:
     return {hash(tuple(said[start : start + RUN])) for start in range(len(said) - RUN + 1)}
 
 
-def overlap_table(tests: TaskTable, overlaps: Sequence[Overlap], shown: int) -> str:
+def overlap_table(tests: Iterable[str], overlaps: Sequence[Overlap], shown: int) -> str:
     """Return the counts by test set, and the first overlaps of each, leaks before others.
 
     Args:
-        tests: The tasks that were tested.
+        tests: Ids of the tasks that were tested.
         overlaps: What `find_overlaps` found among them.
         shown: Most overlaps to show of each set.
     """
