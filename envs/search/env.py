@@ -16,6 +16,7 @@ from trace_gym.envs.search.demonstrator import next_move, query_key
 from trace_gym.envs.search.retrieval import Hit, Retriever, open_retriever
 from trace_gym.envs.search.scoring import exact_match, f1, supporting_recall
 from trace_gym.envs.search.tasks import Data, QuestionTable, bundled_questions, context_corpus, load_questions
+from trace_gym.envs.search.tasks.renaming import Renaming
 from trace_gym.envs.text_env import Episode, TextEnv, TurnResult, printable
 from trace_gym.errors import BadInputError, StateError
 from trace_gym.messages import Message, ToolCall
@@ -61,12 +62,14 @@ class World:
         queries: The queries so far, in order, spelled alike.
         titles: Titles of the passages shown so far, each once.
         f1: Overlap of the answer with the nearest golden answer; None before there is one.
+        names: Seed of the names that things are shown with; None for their own. Queries and titles have the real ones.
     """
 
     fingerprint: str
     queries: tuple[str, ...] = ()
     titles: tuple[str, ...] = ()
     f1: float | None = None
+    names: int | None = None
 
 
 class HotpotQASearchEnv(TextEnv):
@@ -90,7 +93,9 @@ class HotpotQASearchEnv(TextEnv):
     ## Rewards
     0.0 until the end, then 1.0 if the answer equals a golden answer after the usual normalisation (see
     `trace_gym.envs.search.scoring`), else 0.0; NaN if the infrastructure failed. With ``format_penalty`` above 0 a turn
-    with which nothing could be done has the reward ``-format_penalty``; the outcome stays what it is.
+    with which nothing could be done, and after which the episode goes on, has the reward ``-format_penalty``. The last
+    turn has the outcome alone: that is what `trace_gym.evaluate` and the trainer go by, so that the penalty is for
+    learners that sum the rewards of turns.
 
     ``info`` also has ``searches`` (how many), ``supporting_recall`` (the share of the supporting passages found, where
     the question names them) and, after the answer, ``f1``.
@@ -107,6 +112,7 @@ class HotpotQASearchEnv(TextEnv):
     |---|---|---|
     | `split` | None | `"train"` or `"eval"`; no pair of facts occurs in both. None: `"train"`, or all of `data` |
     | `difficulties`, `types` | all | which bundled questions: 1 to 3; `"comparison"`, `"bridge"` |
+    | `renamed` | False | things bear each other's names, dealt anew in every episode, so that only reading helps |
     | `data` | None | other questions in place of the bundled ones, see below |
     | `size` | all | at most so many questions, the first ones |
     | `backend` | `"auto"` | the search engine: `"embedded"`, `"pyserini"`, `"dense"`, `"hybrid"`, `"http"` |
@@ -115,7 +121,7 @@ class HotpotQASearchEnv(TextEnv):
     | `topk` | 3 | passages a query is answered with |
     | `observation_chars` | 2000 | most characters of passages for a query; they share it evenly |
     | `max_searches` | None | most queries of an episode |
-    | `format_penalty` | 0.0 | taken off for a turn with which nothing could be done |
+    | `format_penalty` | 0.0 | taken off for a turn with which nothing could be done, see Rewards |
     | `prompt` | by format | the user's first message, with `{question}`; it replaces the instructions |
     | `max_turns`, `tool_format`, … | 8, `"hermes"` | see `TextEnv` |
 
@@ -136,6 +142,7 @@ class HotpotQASearchEnv(TextEnv):
         split: str | None = None,
         difficulties: Sequence[int] | None = None,
         types: Sequence[str] | None = None,
+        renamed: bool = False,
         data: Data | None = None,
         size: int | None = None,
         backend: str = "auto",
@@ -161,6 +168,9 @@ class HotpotQASearchEnv(TextEnv):
             raise BadInputError(f"format_penalty must be in [0, 1]; got {format_penalty}.")
         if prompt is not None and "{question}" not in prompt:
             raise BadInputError(f"prompt must contain {{question}}; got {prompt[:80]!r}.")
+        if renamed and data is not None:
+            raise BadInputError("Only the bundled questions can be renamed; leave out renamed, or data.")
+        self.renamed = renamed
         self.topk = topk
         self.observation_chars = observation_chars
         self.max_searches = max_searches
@@ -195,8 +205,9 @@ class HotpotQASearchEnv(TextEnv):
         return info
 
     def _begin(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], World]:
-        question = self.questions.get(task_id).question
-        world = World(self._search_engine().fingerprint)
+        names = seed if self.renamed else None
+        question = Renaming(names).show(self.questions.get(task_id).question)
+        world = World(self._search_engine().fingerprint, names=names)
         prompt = self.prompt or (SEARCH_R1_PROMPT if self.tool_format == "react" else None)
         if prompt is not None:
             return (Message("user", prompt.replace("{question}", question)),), world
@@ -211,7 +222,7 @@ class HotpotQASearchEnv(TextEnv):
     def _play(self, episode: Episode, action: str) -> TurnResult:
         parsed = parse_tool_calls(action, self.tool_format, self.tools)
         if parsed.calls:
-            return self._run(episode.world, parsed.calls, parsed.errors)
+            return self._run(episode, parsed.calls, parsed.errors)
         answer = None if parsed.errors else self._answer(action, parsed.said)
         if answer is not None:
             return self._grade(episode, answer)
@@ -225,11 +236,12 @@ class HotpotQASearchEnv(TextEnv):
             error = CallError("no_action", "No tool call and no answer found.")
         example = render_tool_call(ToolCall("search", {"query": "…"}), self.tool_format, self.tools)
         text = f"Error: {error.detail} Search like this: {example} or answer like this: <answer> … </answer>"
-        return TurnResult((Message("user", text),), episode.world, self._penalty, action_error=error.kind)
+        return TurnResult((Message("user", text),), episode.world, self._penalty(episode), action_error=error.kind)
 
-    @property
-    def _penalty(self) -> float:
-        return -self.format_penalty if self.format_penalty else 0.0
+    def _penalty(self, episode: Episode) -> float | None:
+        """Return the reward of a turn with which nothing could be done: no outcome, so none where the episode ends."""
+        is_last = episode.turn >= self.max_turns or episode.bad_actions + 1 >= self.max_bad_actions
+        return None if is_last or not self.format_penalty else -self.format_penalty
 
     def _answer(self, action: str, said: str) -> str | None:
         match = _ANSWER.search(said)
@@ -237,8 +249,9 @@ class HotpotQASearchEnv(TextEnv):
             match = _FINISH.search(action.rpartition("</think>")[2])
         return None if match is None else next(group for group in match.groups() if group is not None).strip()
 
-    def _run(self, world: World, calls: Sequence[ToolCall], errors: Sequence[CallError]) -> TurnResult:
+    def _run(self, episode: Episode, calls: Sequence[ToolCall], errors: Sequence[CallError]) -> TurnResult:
         """Answer the calls in order; however much is wrong beyond them is answered once."""
+        world: World = episode.world
         calls_run = calls[:MAX_CALLS]
         left = len(calls_run) if self.max_searches is None else max(0, self.max_searches - len(world.queries))
         problems: list[CallError | None] = []
@@ -248,14 +261,14 @@ class HotpotQASearchEnv(TextEnv):
                 problem = CallError("no_search_left", f"All {self.max_searches} searches are used up. Answer now.")
             left -= problem is None
             problems.append(problem)
-        found = iter(
-            self._search([c.arguments["query"] for c, p in zip(calls_run, problems, strict=True) if p is None])
-        )
+        names = Renaming(world.names)
+        queries = [names.read(c.arguments["query"]) for c, p in zip(calls_run, problems, strict=True) if p is None]
+        found = iter(zip(queries, self._search(queries), strict=True))
         observe = get_tool_format(self.tool_format).observe
         answers: list[Message] = []
         for call, problem in zip(calls_run, problems, strict=True):
             if problem is None:
-                text, world = self._show(world, call.arguments["query"], next(found))
+                text, world = self._show(world, *next(found))
             else:
                 text = f"Error: {problem.detail}"
             answers.append(observe(printable(call.name[:64]), text))
@@ -268,7 +281,7 @@ class HotpotQASearchEnv(TextEnv):
         return TurnResult(
             tuple(answers),
             world,
-            self._penalty if nothing_ran else None,
+            self._penalty(episode) if nothing_ran else None,
             action_error=kinds[0] if nothing_ran else None,
             tool_calls=len(calls_run),
             tool_errors=len(kinds),
@@ -286,7 +299,11 @@ class HotpotQASearchEnv(TextEnv):
     def _show(self, world: World, query: str, hits: Sequence[Hit]) -> tuple[str, World]:
         """Return what the agent sees of a query's result, and the world afterwards."""
         key = query_key(query)
-        text = format_hits(hits, self.observation_chars) or "No passage found."
+        shown = hits
+        if world.names is not None:
+            names = Renaming(world.names)
+            shown = [replace(hit, title=names.show(hit.title), text=names.show(hit.text)) for hit in hits]
+        text = format_hits(shown, self.observation_chars) or "No passage found."
         if key in world.queries:
             text = f"This was searched before.\n{text}"
         titles = tuple(dict.fromkeys((*world.titles, *(printable(hit.title) for hit in hits))))
@@ -294,6 +311,7 @@ class HotpotQASearchEnv(TextEnv):
 
     def _grade(self, episode: Episode, answer: str) -> TurnResult:
         golden = self.questions.get(episode.task_id).golden_answers
+        answer = Renaming(episode.world.names).read(answer)
         is_right = exact_match(answer, golden)
         verdict, reason = ("correct", "equals a golden answer") if is_right else ("wrong", "equals no golden answer")
         world = replace(episode.world, f1=f1(answer, golden))
@@ -304,24 +322,25 @@ class HotpotQASearchEnv(TextEnv):
         world: World = episode.world
         said = [message.role == "assistant" for message in episode.messages]
         start = said.index(True) if any(said) else len(said)  # the prompt is no reading matter
-        read = [message.content for message in episode.messages[start:] if message.role != "assistant"]
+        names = Renaming(world.names)
+        read = [names.read(message.content) for message in episode.messages[start:] if message.role != "assistant"]
         move = next_move(self.questions.get(episode.task_id), world.queries, world.titles, read, rng, skill)
         if move.query is None:
-            return f"<answer> {move.answer} </answer>"
-        return render_tool_call(ToolCall("search", {"query": move.query}), self.tool_format, self.tools)
+            return f"<answer> {names.show(move.answer or '')} </answer>"
+        return render_tool_call(ToolCall("search", {"query": names.show(move.query)}), self.tool_format, self.tools)
 
     def _dump_world(self, world: World) -> Any:
-        return [world.fingerprint, list(world.queries), list(world.titles), world.f1]
+        return [world.fingerprint, list(world.queries), list(world.titles), world.f1, world.names]
 
     def _load_world(self, data: Any, live: Any, reseed: int | None) -> World:
-        fingerprint, queries, titles, overlap = data
+        fingerprint, queries, titles, overlap, names = data
         mine = self._search_engine().fingerprint
         if fingerprint != mine:
             raise StateError(
                 f"The state was saved with another search engine or corpus: {fingerprint}; here it is {mine}. "
                 "Make the environment with the same backend, corpus and backend_options."
             )
-        return World(fingerprint, tuple(queries), tuple(titles), overlap)
+        return World(fingerprint, tuple(queries), tuple(titles), overlap, names)
 
     def _twin(self) -> HotpotQASearchEnv:
         twin = object.__new__(HotpotQASearchEnv)

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trace_gym.cache import cache_folder
 from trace_gym.envs.search.retrieval.base import Retriever
 from trace_gym.envs.search.retrieval.corpus import corpus_digest, corpus_path
 from trace_gym.envs.search.retrieval.encoder import EncoderConfig, TextEncoder
-from trace_gym.envs.search.retrieval.folder import Progress, building, cache_folder, is_index
+from trace_gym.envs.search.retrieval.folder import Progress, building, is_index
 from trace_gym.errors import unknown_name
 
 log = logging.getLogger("trace_gym.search")
@@ -58,7 +59,7 @@ def _indexed(corpus: str | Path | None, name: str, make: Callable[[Path, Path, P
     if corpus is not None and Path(corpus).is_dir():
         return Path(corpus)
     path = corpus_path(corpus)
-    folder = cache_folder() / f"{name.replace(' ', '-')}-{corpus_digest(path)}"
+    folder = cache_folder("search") / f"{name.replace(' ', '-')}-{corpus_digest(path)}"
     if is_index(folder):
         return folder
     with building(folder):

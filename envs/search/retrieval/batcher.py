@@ -1,82 +1,82 @@
-"""Searches of many threads, gathered into batches for one engine."""
+"""Searches of many threads, gathered into batches."""
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from trace_gym.envs.search.retrieval.base import KIND, Hit, Retriever
-from trace_gym.errors import InfrastructureError
+from trace_gym.envs.search.retrieval.base import Hit
 
-_MAX_BATCH = 1024  # queries
+_MAX_BATCH = 1024  # queries, unless one caller has more
 
 
-@dataclass
+@dataclass(eq=False)
 class _Asked:
     queries: Sequence[str]
     k: int
-    future: Future[list[list[Hit]]] = field(default_factory=Future)
+    is_next: threading.Event = field(default_factory=threading.Event)  # answered, or to answer those who wait
+    found: list[list[Hit]] | None = None
+    error: BaseException | None = None
 
 
 class Batcher:
-    """Hands everything that waits to the engine in one call, from one thread; nothing is held back to wait for more.
+    """Asks for everything that waits in one call; nothing is held back to wait for more.
+
+    It has no thread of its own: a caller asks for all who came while others were asking, then wakes the next.
 
     Args:
-        engine: What searches.
-        timeout_s: How long a caller waits.
+        search: Answers queries, as `base.Retriever.search` does.
+        at_once: Most calls of it under way.
     """
 
-    def __init__(self, engine: Retriever, timeout_s: float = 120.0) -> None:
-        """Start the thread."""
-        self._engine = engine
-        self._timeout_s = timeout_s
-        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+    def __init__(self, search: Callable[[Sequence[str], int], list[list[Hit]]], at_once: int = 1) -> None:
+        """Keep the arguments."""
+        self._search = search
+        self._lock = threading.Lock()
+        self._free = at_once
+        self._waiting: deque[_Asked] = deque()  # empty while there is a free one
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """Search as the engine does.
-
-        Raises:
-            InfrastructureError: If the engine fails or takes too long.
-        """
+        """Return the answers to these queries; raise what the search raised, for every caller of the batch."""
         asked = _Asked(queries, k)
-        self._asked.put(asked)
-        try:
-            return asked.future.result(self._timeout_s)
-        except TimeoutError:
-            raise InfrastructureError(KIND, f"no answer within {self._timeout_s:g} s") from None
+        with self._lock:
+            is_free = self._free > 0
+            if is_free:
+                self._free -= 1
+            else:
+                self._waiting.append(asked)
+        if not is_free:
+            asked.is_next.wait()
+        if asked.found is None and asked.error is None:
+            self._work(asked)
+        if asked.error is not None:
+            raise asked.error
+        return asked.found or []
 
-    def _work(self) -> None:
-        while (first := self._asked.get()) is not None:
+    def _work(self, first: _Asked) -> None:
+        """Answer the first and those who wait, then pass the place on."""
+        with self._lock:
             batch, size = [first], len(first.queries)
-            while size < _MAX_BATCH:
-                try:
-                    more = self._asked.get_nowait()
-                except queue.Empty:
-                    break
-                if more is None:
-                    self._asked.put(None)
-                    break
-                batch.append(more)
-                size += len(more.queries)
-            for k in {asked.k for asked in batch}:
-                self._answer([asked for asked in batch if asked.k == k], k)
+            while self._waiting and size + len(self._waiting[0].queries) <= _MAX_BATCH:
+                batch.append(self._waiting.popleft())
+                size += len(batch[-1].queries)
+        for k in {asked.k for asked in batch}:
+            self._answer([asked for asked in batch if asked.k == k], k)
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().is_next.set()
+            else:
+                self._free += 1
 
-    def _answer(self, batch: list[_Asked], k: int) -> None:
+    def _answer(self, batch: Sequence[_Asked], k: int) -> None:
         try:
-            found = iter(self._engine.search([query for asked in batch for query in asked.queries], k))
-        except Exception as error:  # every caller gets it
+            found = iter(self._search([query for asked in batch for query in asked.queries], k))
             for asked in batch:
-                asked.future.set_exception(error)
-            return
+                asked.found = [next(found) for _ in asked.queries]
+        except BaseException as error:  # an interrupt as well: nobody may be left waiting
+            for asked in batch:
+                asked.error = error
         for asked in batch:
-            asked.future.set_result([next(found) for _ in asked.queries])
-
-    def close(self) -> None:
-        """End the thread; the engine stays open."""
-        self._asked.put(None)
-        self._thread.join()
+            asked.is_next.set()

@@ -18,10 +18,11 @@ import numpy.typing as npt
 from trace_gym.envs.search.retrieval.analyzer import ANALYZER_VERSION, EnglishAnalyzer
 from trace_gym.envs.search.retrieval.base import Hit, check_parameters, check_search
 from trace_gym.envs.search.retrieval.bm25_index import Bm25Index, decode_length
+from trace_gym.envs.search.retrieval.passages import load_array
 from trace_gym.envs.search.retrieval.topk import CommonTerm, RareTerm, best_documents
 
-_COMMON_SHARE = 16  # a term is common if more than one document in so many has it
-_MAX_COMMON = 128  # rows of common terms that are kept
+_COMMON_SHARE = 32  # a term is common if more than one document in so many has it
+_COMMON_BYTES = 96 * 2**20  # for the rows of common terms; the rarest of those that do not fit are rare
 
 Floats = npt.NDArray[np.float32]
 
@@ -47,9 +48,13 @@ class EmbeddedBm25:
         self._idf = np.log(1 + (meta["documents"] - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
         self._norms = _norms(meta, k1, b)
         self._impacts = self._all_impacts(frequencies)
+        self._index.tfs = load_array(folder, "tfs")  # mapped afresh: what was read of it needs no memory any more
+        self._most_rare = self.size // _COMMON_SHARE  # documents of a rare term
+        if (rows := _COMMON_BYTES // max(self.size, 1)) < len(frequencies):
+            self._most_rare = max(self._most_rare, int(np.partition(frequencies, -rows - 1)[-rows - 1]))
         self._ranks = memoryview(self._index.ranks)
         self._rare = lru_cache(maxsize=16_384)(self._find_rare)
-        self._common = lru_cache(maxsize=_MAX_COMMON)(self._find_common)
+        self._common = lru_cache(maxsize=None)(self._find_common)
         self._rows: list[npt.NDArray[np.float64]] = []  # kept, all zero; one per search under way
 
     def _all_impacts(self, frequencies: npt.NDArray[np.int64]) -> Floats:
@@ -107,7 +112,7 @@ class EmbeddedBm25:
         if number is None:
             return None
         where = self._postings(number)
-        if (where.stop - where.start) * _COMMON_SHARE > self.size:
+        if where.stop - where.start > self._most_rare:
             return number
         return RareTerm(self._index.docs[where], self._impacts[where])
 

@@ -10,15 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from trace_gym.envs.search.retrieval.base import KIND, Hit, check_search
+from trace_gym.envs.search.retrieval.batcher import Batcher
 from trace_gym.envs.search.retrieval.corpus import to_passage
 from trace_gym.errors import BadInputError, InfrastructureError
 
 _RETRIED = (429, 500, 502, 503, 504)
 _MAX_ANSWER = 256 * 2**20
+_AT_ONCE = 2  # requests: one is answered while the other is read
 
 
 class HttpRetriever:
-    """Asks a server; safe in threads, connections are kept.
+    """Asks a server; safe in threads, whose queries go together while others are on their way; connections are kept.
 
     Args:
         url: Such as ``http://127.0.0.1:8000``; a path other than ``/retrieve`` can be given.
@@ -44,6 +46,7 @@ class HttpRetriever:
         self._url = f"{parts.scheme}://{parts.netloc}"
         self._timeout_s, self._retries = timeout_s, retries
         self._idle: list[http.client.HTTPConnection] = []
+        self._batcher = Batcher(self._retrieve, _AT_ONCE)
         status, health = self._ask("GET", "/health", None)
         known = health if status == 200 and isinstance(health, dict) else {}  # others may not have the route
         self.fingerprint = str(known.get("fingerprint") or f"http/{self._url}{self._path}")
@@ -53,21 +56,23 @@ class HttpRetriever:
         """Return the best passages for each query; see `base.Retriever`."""
         queries = check_search(queries, k)
         asked = [query for query in queries if query.strip()]
-        if not asked:
-            return [[] for _ in queries]
-        status, answer = self._ask("POST", self._path, {"queries": asked, "topk": k, "return_scores": True})
+        results = iter(self._batcher.search(asked, k) if asked else ())
+        return [next(results) if query.strip() else [] for query in queries]
+
+    def _retrieve(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Send queries, none of them empty, in one request."""
+        status, answer = self._ask("POST", self._path, {"queries": queries, "topk": k, "return_scores": True})
         try:
             if status != 200:
                 raise ValueError(f"status {status}, {answer!r:.200}")
             if answer.get("fingerprint", self.fingerprint) != self.fingerprint:
                 raise ValueError(f"it serves another index now, {answer['fingerprint']}, not {self.fingerprint}")
             lists = [[_hit(found, place) for place, found in enumerate(hits)][:k] for hits in answer["result"]]
-            if len(lists) != len(asked):
-                raise ValueError(f"{len(lists)} results for {len(asked)} queries")
+            if len(lists) != len(queries):
+                raise ValueError(f"{len(lists)} results for {len(queries)} queries")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InfrastructureError(KIND, f"the server at {self._url} gave no usable answer: {error}") from error
-        results = iter(lists)
-        return [next(results) if query.strip() else [] for query in queries]
+        return lists
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
         """Send a request; return the status and the decoded answer."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -33,12 +32,6 @@ class Reports:
         if self._progress is not None and (last or time.monotonic() > self._next):
             self._next = time.monotonic() + _SECONDS_BETWEEN_REPORTS
             self._progress(done)
-
-
-def cache_folder() -> Path:
-    """Return the folder for indexes that can be made again."""
-    base = os.environ.get("TRACE_GYM_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) / "trace_gym" if base else Path.home() / ".cache" / "trace_gym") / "search"
 
 
 @contextlib.contextmanager

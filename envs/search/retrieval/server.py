@@ -1,7 +1,7 @@
 """The retrieval server: Search-R1's ``POST /retrieve`` and ``GET /health``, for trainers that expect one.
 
 The standard library's threading server: the engine, not HTTP, is the bottleneck, and one route needs no framework.
-A thread for each connection decodes and encodes; one thread searches, in batches of whatever waits. The port answers
+A thread for each connection decodes and encodes; one of them searches, for all that wait. The port answers
 from the first moment on, and ``/health`` says 503 until the index is loaded.
 """
 
@@ -59,7 +59,7 @@ class SearchServer:
     def load(self, make: Callable[[], Retriever]) -> Retriever:
         """Open the engine and serve it from now on; it is closed with the server."""
         engine = make()
-        self._engine, self._batcher = engine, Batcher(engine)
+        self._engine, self._batcher = engine, Batcher(engine.search)
         return engine
 
     def health(self) -> tuple[int, dict[str, Any]]:
@@ -96,8 +96,6 @@ class SearchServer:
         self._http.shutdown()
         self._thread.join()
         self._http.server_close()
-        if self._batcher is not None:
-            self._batcher.close()
         if self._engine is not None:
             self._engine.close()
 

@@ -1,21 +1,21 @@
 """The best documents for a query's terms: exact, and quick in numpy.
 
 The documents of rare terms are scored in full. A document that has common terms only can be among the best only if the
-sum of their highest impacts reaches the k-th best of those; seldom, and then every document is scored (the idea is
-MaxScore's: Turtle and Flood, "Query evaluation: strategies and optimizations", 1995). The impacts of common terms are
-kept as dense rows, which are quick to look up.
+sum of their highest impacts reaches the k-th best of those; where it does, the documents of one common term after the
+other are scored as well, until what is left of the sum does not (the idea is MaxScore's: Turtle and Flood, "Query
+evaluation: strategies and optimizations", 1995). The impacts of common terms are kept as dense rows, which are quick to
+look up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
-_TINY = 1e-30  # less than any impact
 _SLACK = 1 + 1e-6  # of bounds: far above the rounding to float32, so that all that ties at the k-th place survives
 
 Docs = npt.NDArray[np.intp]
@@ -37,14 +37,16 @@ class RareTerm:
 
 @dataclass(frozen=True, slots=True)
 class CommonTerm:
-    """A term as a row over all documents; few bytes for each, since few impacts differ.
+    """A term as a row over all documents as well; few bytes for each, since few impacts differ.
 
     Attributes:
+        term: The term as its documents.
         codes: Unsigned ``[documents]``: which impact each gets, 0 for none.
         impacts: float64: by code, ascending; the first is 0.
     """
 
-    codes: npt.NDArray[np.unsignedinteger[Any]]
+    term: RareTerm
+    codes: npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
     impacts: Scores
 
     @classmethod
@@ -53,7 +55,16 @@ class CommonTerm:
         impacts, codes = np.unique(term.impacts, return_inverse=True)
         row = np.zeros(size, np.min_scalar_type(len(impacts)))
         row[term.docs] = codes + 1
-        return cls(row, np.concatenate([[0.0], impacts]))
+        return cls(term, row, np.concatenate([[0.0], impacts]))
+
+    @property
+    def highest(self) -> float:
+        """The highest impact."""
+        return float(self.impacts[-1])
+
+    def gains(self, docs: Docs) -> Scores:
+        """Return what the term gives to some documents."""
+        return self.impacts.take(self.codes.take(docs))
 
 
 def best_documents(rare: Sequence[RareTerm], common: Sequence[CommonTerm], k: int, row: Scores) -> dict[int, float]:
@@ -69,40 +80,35 @@ def best_documents(rare: Sequence[RareTerm], common: Sequence[CommonTerm], k: in
         Document numbers and their scores, summed in float64 and rounded to float32.
     """
     found: dict[int, float] = {}
-    floor = 0.0  # k documents reach it
-    rest = float(sum(term.impacts[-1] for term in common)) * _SLACK
     if rare:
         docs = np.concatenate([term.docs for term in rare], dtype=np.intp)  # np.add.at is quick on native types only
-        impacts = np.concatenate([term.impacts for term in rare], dtype=np.float64)
-        np.add.at(row, docs, impacts)
-        near, scores = docs, row[docs]
+        np.add.at(row, docs, np.concatenate([term.impacts for term in rare], dtype=np.float64))
+        scores = row.take(docs)
         row[docs] = 0
-        count = k * len(rare)  # so many hold k documents, since one is there once for each of its terms
-        if common:
-            near, scores = _highest(near, scores, count, rest)
-            for term in common:
-                scores += term.impacts[term.codes[near]]
-        found = _to_dict(*_highest(near, scores, count, 0.0))
-        floor = sorted(found.values())[-k] / _SLACK if len(found) >= k else 0.0
-    if not common or floor > rest:
-        return found
-    scores = np.zeros(len(row))
-    for term in common:
-        scores += term.impacts[term.codes]
-    if rare:
-        np.add.at(scores, docs, impacts)
-    near = np.flatnonzero(scores >= max(floor, _TINY))
-    return _to_dict(*_highest(near, scores[near], k, 0.0))
+        for term in common:
+            scores += term.gains(docs)
+        found = _highest(k * len(rare), docs, scores)  # k documents: one is there at most once for each of its terms
+    common = sorted(common, key=lambda term: -term.highest)
+    rests = list(accumulate((term.highest * _SLACK for term in reversed(common)), initial=0.0))[::-1]
+    for place, term in enumerate(common):
+        floor = sorted(found.values())[-k] / _SLACK if len(found) >= k else 0.0  # k documents reach it
+        if rests[place] < floor:
+            break
+        # Those that have a rare or an earlier term as well have their score already.
+        docs, scores = term.term.docs.astype(np.intp), term.term.impacts.astype(np.float64)
+        for other, rest in zip(common[place + 1 :], rests[place + 1 :], strict=False):
+            if floor > rest:
+                chosen = np.flatnonzero(scores >= floor - rest)
+                docs, scores = docs[chosen], scores[chosen]
+            scores += other.gains(docs)
+        found = _highest(k, docs, scores) | found
+    return found
 
 
-def _highest(docs: Docs, scores: Scores, count: int, margin: float) -> tuple[Docs, Scores]:
-    """Return the documents with the `count` highest scores, and those that fall short of the last by the margin."""
+def _highest(count: int, docs: Docs, scores: Scores) -> dict[int, float]:
+    """Return the documents with the highest scores, so many and all that tie with the last of them."""
     surplus = len(docs) - count
-    if surplus <= 0:
-        return docs, scores
-    chosen = np.flatnonzero(scores >= np.partition(scores, surplus)[surplus] / _SLACK - margin)
-    return docs[chosen], scores[chosen]
-
-
-def _to_dict(docs: Docs, scores: Scores) -> dict[int, float]:
+    if surplus > 0:
+        chosen = np.flatnonzero(scores >= np.partition(scores, surplus)[surplus] / _SLACK)
+        docs, scores = docs[chosen], scores[chosen]
     return dict(zip(docs.tolist(), scores.astype(np.float32).tolist(), strict=True))

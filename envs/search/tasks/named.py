@@ -16,8 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from trace_gym.cache import cache_folder
 from trace_gym.envs.record_files import Located, Rows, TableRows, locate, open_rows
-from trace_gym.envs.search.retrieval.folder import cache_folder
 from trace_gym.envs.search.tasks.question import Question, QuestionTable, side_of
 from trace_gym.envs.search.tasks.schemas import read_passages, read_record
 from trace_gym.envs.task_table import SPLITS, check_split
@@ -35,6 +35,7 @@ class NamedSet:
 
     Attributes:
         hub_id: Its id at the hub.
+        revision: The commit, so that a benchmark stays the same benchmark.
         config: The configuration.
         split: The part of it.
         size: Questions in that part.
@@ -42,22 +43,24 @@ class NamedSet:
     """
 
     hub_id: str
+    revision: str
     config: str
     split: str
     size: int
     licence: str
 
 
-_FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
+_FLASHRAG = ("RUC-NLPIR/FlashRAG_datasets", "bcafb8dd07d453be3cbeeeb3f78be1841bddf92c")
+_HOTPOTQA = ("hotpotqa/hotpot_qa", "1908d6afbbead072334abe2965f91bd2709910ab")
 
 NAMED: dict[str, NamedSet] = {
-    "hotpotqa": NamedSet(_FLASHRAG, "hotpotqa", "dev", 7_405, "CC-BY-SA-4.0"),
-    "hotpotqa-train": NamedSet(_FLASHRAG, "hotpotqa", "train", 90_447, "CC-BY-SA-4.0"),
+    "hotpotqa": NamedSet(*_FLASHRAG, "hotpotqa", "dev", 7_405, "CC-BY-SA-4.0"),
+    "hotpotqa-train": NamedSet(*_FLASHRAG, "hotpotqa", "train", 90_447, "CC-BY-SA-4.0"),
     # With the ten passages of each question, two of which are needed.
-    "hotpotqa-distractor": NamedSet("hotpotqa/hotpot_qa", "distractor", "validation", 7_405, "CC-BY-SA-4.0"),
-    "2wikimultihopqa": NamedSet(_FLASHRAG, "2wikimultihopqa", "dev", 12_576, "Apache-2.0"),
-    "musique": NamedSet(_FLASHRAG, "musique", "dev", 2_417, "CC-BY-4.0"),
-    "bamboogle": NamedSet(_FLASHRAG, "bamboogle", "test", 125, "not stated"),
+    "hotpotqa-distractor": NamedSet(*_HOTPOTQA, "distractor", "validation", 7_405, "CC-BY-SA-4.0"),
+    "2wikimultihopqa": NamedSet(*_FLASHRAG, "2wikimultihopqa", "dev", 12_576, "Apache-2.0"),
+    "musique": NamedSet(*_FLASHRAG, "musique", "dev", 2_417, "CC-BY-4.0"),
+    "bamboogle": NamedSet(*_FLASHRAG, "bamboogle", "test", 125, "not stated"),
 }
 SUITES: dict[str, tuple[str, ...]] = {"qa": ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle")}
 
@@ -151,7 +154,7 @@ def _contexts(sources: tuple[Located, ...]) -> Path | None:
         for index, (title, text) in enumerate(passages)
     ]
     content = "".join(lines).encode()
-    path = cache_folder() / f"contexts-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+    path = cache_folder("search") / f"contexts-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
@@ -167,6 +170,17 @@ def list_sets() -> str:
         suite = next((suite for suite, names in SUITES.items() if name in names), "")
         lines.append((name, f"{spec.size:,}", suite, spec.licence, f"{spec.hub_id} ({spec.config}, {spec.split})"))
     return "\n".join(f"{a:21}{b:>9}  {c:6} {d:13} {e}" for a, b, c, d, e in lines)
+
+
+def show_questions(table: QuestionTable, count: int) -> str:
+    """Return the first questions of a table as a person reads them."""
+    shown = [f"{len(table):,} questions"]
+    for question in map(table.get, table[:count]):
+        facts = [question.type, f"difficulty {question.difficulty}" if question.difficulty else ""]
+        head = ", ".join([question.task_id, *filter(None, facts)])
+        titles = f"\nfrom: {'; '.join(question.supporting_titles)}" if question.supporting_titles else ""
+        shown.append(f"--- {head}\n{question.question}\n=> {' | '.join(question.golden_answers)}{titles}")
+    return "\n\n".join(shown)
 
 
 def _sources(data: Data, split: str | None) -> tuple[Located, ...]:
@@ -228,7 +242,7 @@ def _rows(source: Located) -> Rows:
     spec = NAMED[source.name]
     datasets = require("datasets", "qa")
     try:
-        table = datasets.load_dataset(spec.hub_id, spec.config, split=spec.split)
+        table = datasets.load_dataset(spec.hub_id, spec.config, split=spec.split, revision=spec.revision)
     except Exception as error:  # whatever the network, the hub or the disk raises
         raise InfrastructureError(
             "data_unavailable",

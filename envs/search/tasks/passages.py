@@ -118,8 +118,9 @@ class PassageWriter:
     def _peers(self, fact: Fact) -> list[Fact]:
         group = self._group(fact)
         others = [other for other in self._groups[group] if other is not fact and None not in group]
-        if fact.kind == "person" and (born := fact.number("born")):
-            others = [other for other in others if abs((other.number("born") or 0) - born) < PEER_YEARS]
+        if fact.kind == "person":  # of the same age; nobody is, if the year of birth is not known
+            born = fact.number("born")
+            others = [o for o in others if born and abs((o.number("born") or 0) - born) < PEER_YEARS]
         if fact.kind == "city":  # a capital among them would answer the question of another passage
             others = [other for other in others if "is_capital" not in self._fields[other.title]]
         return others

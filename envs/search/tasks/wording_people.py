@@ -65,6 +65,7 @@ PEOPLE: dict[str, Wording] = {
             "Of the same generation were {coevals}.",
             "Encyclopedias have an article on {him}.",
             "Books and films about {him} have been made since.",
+            "Historians and teachers still speak of {him}.",
         ),
     ),
     "book": Wording(

@@ -207,15 +207,14 @@ def test_batches_give_each_caller_its_part_and_each_the_error():
     """Whatever waits goes to the engine in one call, by k."""
     calls, go = [], threading.Event()
 
-    class Engine:
-        def search(self, queries, k):
-            calls.append((list(queries), k))
-            go.wait(10)
-            if "bad" in queries:
-                raise InfrastructureError("retrieval", "broken")
-            return [[query] * k for query in queries]
+    def engine(queries, k):
+        calls.append((list(queries), k))
+        go.wait(10)
+        if "bad" in queries:
+            raise InfrastructureError("retrieval", "broken")
+        return [[query] * k for query in queries]
 
-    batcher, results = Batcher(Engine()), {}
+    batcher, results = Batcher(engine), {}
 
     def search(queries, k):
         try:
@@ -230,12 +229,11 @@ def test_batches_give_each_caller_its_part_and_each_the_error():
         pass
     for thread in threads[1:]:
         thread.start()
-    while batcher._asked.qsize() < 3:
+    while len(batcher._waiting) < 3:
         pass
     go.set()
     for thread in threads:
         thread.join()
-    batcher.close()
     assert len(calls) == 3 and sorted(len(queries) for queries, _ in calls[1:]) == [1, 3]
     assert results == {"first": [["first"]], "a": [["a"] * 2, ["b"] * 2], "c": [["c"] * 2], "bad": "broken"}
 

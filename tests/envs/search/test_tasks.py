@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from trace_gym import cli
 from trace_gym.envs.search.retrieval import read_corpus
 from trace_gym.envs.search.tasks import (
     NAMED,
@@ -258,13 +259,13 @@ def test_a_named_set_is_loaded_from_where_its_row_says(monkeypatch):
     datasets = pytest.importorskip("datasets")
     asked = []
 
-    def load_dataset(hub_id, config, split):
-        asked.append((hub_id, config, split))
+    def load_dataset(hub_id, config, split, revision):
+        asked.append((hub_id, config, split, len(revision)))
         return datasets.Dataset.from_list([FLASHRAG])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     table = load_questions("2wikimultihopqa")
-    assert asked == [("RUC-NLPIR/FlashRAG_datasets", "2wikimultihopqa", "dev")]
+    assert asked == [("RUC-NLPIR/FlashRAG_datasets", "2wikimultihopqa", "dev", 40)]
     assert table.get("2wikimultihopqa-000001").supporting_titles == ("Emma", "Jane Austen")
 
 
@@ -287,3 +288,17 @@ def test_a_table_gives_questions_by_id():
     large = QuestionTable(Question(f"n{i}", "q", ("x",)) for i in range(10_001))
     with pytest.raises(BadInputError, match=r"There are 10001, from 'n0' to 'n10000'"):
         large.get("m")
+
+
+def test_the_data_commands_show_and_check_questions(tmp_path, capsys):
+    """As of problems; a local copy under a known name needs no option, another file says whose it is."""
+    path = write(tmp_path / "own.jsonl", [FLASHRAG])
+    assert cli.main(["data", "show", f"musique={path}"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 questions\n\n--- musique-000001" in shown and "from: Emma; Jane Austen" in shown
+    search = ["--env", "trace_gym/HotpotQASearch-v0"]
+    assert cli.main(["data", "check", "--train", str(path), "--test", f"musique={path}"]) == 1
+    assert "musique-000001 = own-000001 (exact)" in capsys.readouterr().out
+    assert cli.main(["data", "show", str(path), *search]) == 0
+    assert cli.main(["data", "show", str(path), "--env", "trace_gym/HotpotQASearch"]) == 1
+    assert "Did you mean 'trace_gym/HotpotQASearch-v0'" in capsys.readouterr().err
