@@ -110,6 +110,24 @@ class TraceGRPOConfig(GRPOConfig):
             "once, with the rollout it came from."
         },
     )
+    packing: bool = field(
+        default=True,
+        metadata={
+            "help": "Compute each unique token of a tree once, not once per leaf, for the same loss and gradient. "
+            "Models that cannot take it train on flat rows."
+        },
+    )
+    max_batch_tokens: int = field(
+        default=16_384,
+        metadata={
+            "help": "Most tokens of one forward pass, shared ones counted once where trees are packed; bounds "
+            "memory. A larger tree is cut, and what it shares above the cut computed in both parts."
+        },
+    )
+    max_loss: float = field(
+        default=1e3,
+        metadata={"help": "Stop, and save the batch, when a loss is larger than this or no number."},
+    )
     updates_per_step: int = field(
         default=1,
         metadata={
@@ -154,7 +172,7 @@ class TraceGRPOConfig(GRPOConfig):
     )
     lr_scheduler_type: str = field(
         default="constant",
-        metadata={"help": "Learning rate schedule; a token budget gives no number of steps to decay over."},
+        metadata={"help": "Learning rate schedule; with a token budget it runs over tokens, warm-up included."},
     )
     logging_steps: float = field(default=1, metadata={"help": "Log every this many optimizer steps."})
     report_to: None | str | list[str] = field(  # noqa: RUF036 (HF's parser wants this order)
@@ -208,6 +226,7 @@ class TraceGRPOConfig(GRPOConfig):
             "max_context_tokens": 1,
             "token_budget": 1,
             "per_device_train_batch_size": 1,
+            "max_batch_tokens": 1,
         }
         reasons = {
             "root_budget": " A single rollout has nothing to be compared with.",
@@ -218,7 +237,7 @@ class TraceGRPOConfig(GRPOConfig):
             if value is not None and value < minimum:
                 reason = reasons.get(name, "")
                 raise BadInputError(f"{name} is {value}; it must be at least {minimum}.{reason} Raise it.")
-        for name in ("step_timeout_s", "completion_timeout_s", "temperature"):
+        for name in ("step_timeout_s", "completion_timeout_s", "temperature", "max_loss"):
             if getattr(self, name) <= 0:
                 raise BadInputError(f"{name} is {getattr(self, name)}; it must be positive.")
         most = self.candidates * self.max_per_root

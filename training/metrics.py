@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from trace_gym.collect import Collection
 from trace_gym.errors import InfrastructureError
 from trace_gym.targets import branch_point_targets, spearman
+from trace_gym.training.split import MicroBatch, num_cut
 from trace_gym.tree import ROOT, RolloutTree
 
 Pairs = list[tuple[float, float]]
@@ -66,6 +67,19 @@ def step_metrics(collection: Collection, nominal_rollouts: float) -> dict[str, f
         **{f"time/{phase}": seconds for phase, seconds in collection.seconds.items()},
     }
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+
+
+def batch_metrics(updates: Sequence[Sequence[MicroBatch]]) -> dict[str, float]:
+    """Return what the rows of a step cost to train: tokens in rows against tokens in forward passes."""
+    batches = [batch for update in updates for batch in update]
+    rows = [row for batch in batches for row in batch.rows]
+    return {
+        "tree/trained_rows": len(rows),
+        "tree/row_tokens": sum(len(row.prompt) + len(row.completion) for row in rows),
+        "tree/forward_tokens": sum(batch.tokens for batch in batches),
+        "tree/forward_passes": len(batches),
+        "tree/cut": num_cut(updates),
+    }
 
 
 def leaf_counts(trees: Sequence[RolloutTree]) -> tuple[int, int]:

@@ -1,12 +1,14 @@
 """`TraceGRPOTrainer`: TRL's `GRPOTrainer` fed with rollout trees.
 
-All knowledge of TRL's and transformers' inside stands in this file; it is written against ``trl==1.16.*``,
-and a test of the signatures fails if they change. Overridden are only seams:
+All knowledge of TRL's inside stands in this file; it is written against ``trl==1.16.*``, and a test of the
+signatures fails if they change. Overridden are only seams:
 
 - `get_train_dataloader`, `_get_train_sampler`: a batch is ``candidates`` different prompts.
+- `create_scheduler`: the learning rate may follow the token budget.
 - `_prepare_inputs`: collects trees when a step begins, then serves its micro-batches.
 - `_generate_and_score_completions`: trees to micro-batches.
 - `_compute_loss`: TRL's loss, weighted so that micro-batches of unequal size give exact means.
+- `_get_per_token_logps_and_entropies`: log-probabilities of packed rows (see `trace_gym.training.packing`).
 - `_save_checkpoint`, `_load_optimizer_and_scheduler`: predictor, counters and unfinished micro-batches go
   along.
 
@@ -22,17 +24,17 @@ import asyncio
 import json
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import gymnasium
 import numpy as np
 import torch
 from datasets import Dataset
-from torch.utils.data import DataLoader, Sampler
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
@@ -42,19 +44,21 @@ from trace_gym.advantages import AdvantageRule, get_advantage, grpo
 from trace_gym.allocation import get_allocator
 from trace_gym.chat import ChatEncoder
 from trace_gym.collect import Collection, Collector
-from trace_gym.errors import BadInputError, StateError, require
+from trace_gym.errors import StateError, require
 from trace_gym.messages import Agent
 from trace_gym.predictor import Predictor, get_predictor
 from trace_gym.record import write_trees
 from trace_gym.training.config import TraceGRPOConfig
-from trace_gym.training.metrics import refuse_mass_failure, step_metrics
+from trace_gym.training.guards import refuse_divergence
+from trace_gym.training.metrics import batch_metrics, refuse_mass_failure, step_metrics
+from trace_gym.training.packing import pack_rows, prepare_model, why_not_packed
+from trace_gym.training.split import Limits, MicroBatch, split_rows
+from trace_gym.training.tasks import CandidateSampler, make_env, training_tasks
 from trace_gym.training.tree_batch import (
-    MicroBatch,
     Row,
     num_trained,
     pad_rows,
     predictor_pairs,
-    split_rows,
     tree_advantages,
     tree_rows,
     whiten_rows,
@@ -64,46 +68,6 @@ STATE_FILE = "trace_gym.pt"
 
 AgentFactory = Callable[..., Agent]
 T = TypeVar("T")
-
-
-class CandidateSampler(Sampler[int]):
-    """Yields each prompt once per epoch, in batches of ``candidates``, shuffled by seed and epoch.
-
-    A batch is repeated for every micro-batch it trains, as TRL's loop asks for it; prompts that do not fill a
-    batch have their turn in another epoch. Stateless, so a resumed run sees the prompts that the interrupted
-    one would have.
-
-    Args:
-        num_prompts: Prompts in the data set.
-        candidates: Prompts of a batch.
-        repeats: Micro-batches a batch is trained in.
-        seed: Seed of the order; None keeps the order of the data set.
-    """
-
-    def __init__(self, num_prompts: int, candidates: int, repeats: int, seed: int | None) -> None:
-        """Start in epoch 0."""
-        self.num_prompts = num_prompts
-        self.candidates = candidates
-        self.repeats = repeats
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; the data loader calls this."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield indices of prompts."""
-        order = np.arange(self.num_prompts)
-        if self.seed is not None:
-            order = np.random.default_rng([self.seed, self.epoch]).permutation(order)
-        for start in range(0, len(self) // self.repeats, self.candidates):
-            for _ in range(self.repeats):
-                yield from order[start : start + self.candidates].tolist()
-
-    def __len__(self) -> int:
-        """Return the number of indices of an epoch."""
-        return self.num_prompts // self.candidates * self.candidates * self.repeats
 
 
 class TraceGRPOTrainer(GRPOTrainer):
@@ -172,6 +136,9 @@ class TraceGRPOTrainer(GRPOTrainer):
         self._agent_factory = agent_factory
         self._collector: Collector | None = None
         self._update_start = 0.0
+        self._scored = torch.empty(0)  # completion tokens of the current forward pass that are trained
+        self._flex = self.model.config._attn_implementation == "flex_attention"
+        self._packing = args.packing and self._prepare_packing()
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; see `transformers.Trainer.train`. Environments are closed when it ends, however it ends."""
@@ -194,6 +161,17 @@ class TraceGRPOTrainer(GRPOTrainer):
 
     # What TRL asks for.
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the learning rate's schedule; under a token budget it runs over tokens, whose end is known."""
+        budget = self.args.token_budget
+        scheduler = super().create_scheduler(budget or num_training_steps, optimizer)
+        if budget is not None and isinstance(scheduler, LambdaLR):
+            scheduler.lr_lambdas = [partial(self._rate, rate) for rate in scheduler.lr_lambdas]
+        return scheduler
+
+    def _rate(self, rate: Callable[[int], float], _step: int) -> float:
+        return rate(min(self.tokens_total, self.args.token_budget or 0))
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader whose batches are the candidates of a step."""
         return self._get_dataloader(
@@ -212,15 +190,15 @@ class TraceGRPOTrainer(GRPOTrainer):
             seed=self.args.seed if self.shuffle_dataset else None,
         )
 
-    def _prepare_inputs(self, generation_batch: list[dict[str, Any]]) -> dict[str, Any]:
+    def _prepare_inputs(self, generation_batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if self._step % self._micro_batches_per_step == 0 or self._buffered_inputs is None:
             self._buffered_inputs = self._generate_and_score_completions(generation_batch)
         return self._buffered_inputs[self._step % len(self._buffered_inputs)]
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         """Return the micro-batches of a step; see the module's docstring for the order of things."""
         if self.budget_is_spent:  # resumed after its end: nothing is collected, nothing changes
-            return [{}] * self._micro_batches_per_step
+            return [[]] * self._micro_batches_per_step
         collection = self._collect([row["task_id"] for row in inputs])
         metrics = step_metrics(collection, self.args.nominal_rollouts)
         start = time.perf_counter()
@@ -239,19 +217,47 @@ class TraceGRPOTrainer(GRPOTrainer):
         self.num_collections += 1
         self.tokens_total += collection.cost.tokens
         self.state.num_input_tokens_seen = self.tokens_total
-        metrics |= {"tree/trained_rows": len(rows), "budget/tokens_total": self.tokens_total}
+        updates = self._split(rows)
+        metrics |= batch_metrics(updates) | {"budget/tokens_total": self.tokens_total}
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
         self._update_start = time.perf_counter()
-        return self._micro_batches(rows)
+        num_items = torch.tensor(num_trained(rows), device=self.accelerator.device)
+        with torch.no_grad():
+            return [[self._tensors(batch, num_items) for batch in part] for part in self._deal(updates)]
 
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        if not inputs:
-            # A loss that reaches no parameter: gradients stay None, so an update without a single row leaves
-            # the weights and the optimizer's momentum alone.
-            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
-        loss: torch.Tensor = super()._compute_loss(model, inputs) * inputs["weight"]
+    def _compute_loss(self, model: torch.nn.Module, inputs: list[dict[str, Any]]) -> torch.Tensor:
+        # Without rows, a loss that reaches no parameter: gradients stay None, so an update without a single row
+        # leaves the weights and the optimizer's momentum alone.
+        loss = torch.zeros((), device=self.accelerator.device, requires_grad=not inputs)
+        synchronize = self.accelerator.sync_gradients
+        for i, batch in enumerate(inputs, start=1):
+            last = i == len(inputs)
+            self.accelerator.sync_gradients = synchronize and last
+            self._scored = batch["tool_mask"]
+            part = super()._compute_loss(model, batch) * batch["weight"]
+            refuse_divergence(part, self.args.max_loss, batch, Path(self.args.output_dir), self.state.global_step)
+            if not last:
+                # Gradients are taken at once, so that memory holds the activations of one forward pass only.
+                with self.accelerator.no_sync(model):
+                    self.accelerator.backward(part)
+                part = part.detach()
+            loss = loss + part
         return loss
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        if not self._packing:
+            found: Any = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+            return found
+        packed = pack_rows(input_ids, attention_mask, self._scored)
+        with self.accelerator.autocast():
+            outputs = model(**packed.model_inputs(self._flex), fused_lm_head=True)
+        entropies = packed.to_rows(outputs.entropy) if kwargs.get("compute_entropy") else None
+        return packed.to_rows(outputs.log_probs), entropies, None
 
     # From tasks to trees to tensors.
 
@@ -276,7 +282,7 @@ class TraceGRPOTrainer(GRPOTrainer):
         )
         positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return Collector(
-            lambda: _make_env(args),
+            lambda: make_env(args),
             agent,
             allocator=get_allocator(args.allocator, args.max_per_root),
             predictor=self.predictor,
@@ -294,23 +300,35 @@ class TraceGRPOTrainer(GRPOTrainer):
             return partial(grpo, scale_rewards=self.args.scale_rewards)
         return get_advantage(self.args.advantage)
 
-    def _micro_batches(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def _prepare_packing(self) -> bool:
+        """Prepare the models for packed rows; say so where they cannot take them."""
+        policy = self.accelerator.unwrap_model(self.model)
+        reason = why_not_packed(policy)
+        if self.aux_loss_enabled:
+            reason = "the load-balancing loss of its router counts every token of every row"
+        if reason is not None:
+            warnings.warn(f"Trees train as flat rows: {reason}.", stacklevel=3)
+            return False
+        for model in filter(None, (policy, self.ref_model)):
+            prepare_model(model)
+        return True
+
+    def _split(self, rows: Sequence[Row]) -> list[list[MicroBatch]]:
         args = self.args
-        batches = split_rows(
+        return split_rows(
             rows,
             args.updates_per_step,
-            args.gradient_accumulation_steps,
-            args.per_device_train_batch_size,
+            Limits(args.per_device_train_batch_size, args.max_batch_tokens, self._packing),
             np.random.default_rng([args.seed, self.num_collections]),
         )
-        num_items = torch.tensor(num_trained(rows), device=self.accelerator.device)
-        with torch.no_grad():
-            return [self._tensors(batch, num_items) for batch in batches]
+
+    def _deal(self, updates: Sequence[Sequence[MicroBatch]]) -> list[Sequence[MicroBatch]]:
+        """Divide forward passes over the micro-batches of TRL's loop; in each update those without any come first."""
+        count = self.args.gradient_accumulation_steps
+        return [part for update in updates for part in sorted((update[i::count] for i in range(count)), key=len)]
 
     def _tensors(self, batch: MicroBatch, num_items: torch.Tensor) -> dict[str, Any]:
-        """Return what TRL's loss reads, and the weight of its value; nothing for an empty micro-batch."""
-        if not batch.rows:
-            return {}
+        """Return what TRL's loss reads, and the weight of its value."""
         args = self.args
         tensors = pad_rows(batch.rows, self._tokenizer.pad_token_id, self.pad_to_multiple_of)
         found: dict[str, Any] = {name: tensor.to(self.accelerator.device) for name, tensor in tensors.items()}
@@ -321,7 +339,7 @@ class TraceGRPOTrainer(GRPOTrainer):
             found["ref_per_token_logps"] = self._reference_logps(found)
         # TRL gives every micro-batch of an update the same weight; here each weighs as much as it holds.
         ga = args.gradient_accumulation_steps
-        weight = ga / batch.filled if self.loss_type == "bnpo" else ga * batch.share
+        weight = ga / batch.count if self.loss_type == "bnpo" else ga * batch.share
         if self.loss_type in ("dapo", "cispo"):
             # Their policy term is a sum over all tokens: cancel the weight, which is for the other terms.
             num_items = num_items * weight
@@ -330,6 +348,7 @@ class TraceGRPOTrainer(GRPOTrainer):
     def _logps(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        self._scored = inputs["tool_mask"]
         logps, _, _ = self._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].size(1))
         return logps
 
@@ -395,40 +414,6 @@ class _StepEvents(TrainerCallback):
 def verified_outcome(**_: Any) -> list[float]:
     """Stand in for the reward function that TRL asks for; rewards come with the trees."""
     raise StateError("Rewards come from the environment's verified outcomes; TRL must not ask for them.")
-
-
-def _make_env(args: TraceGRPOConfig) -> gymnasium.Env[Any, Any]:
-    # The passive checker warns of the NaN reward by which an environment reports an infrastructure failure.
-    return gymnasium.make(args.env_id, disable_env_checker=True, **(args.env_kwargs or {}))
-
-
-def training_tasks(args: TraceGRPOConfig, given: Dataset | Sequence[str] | None = None) -> Dataset:
-    """Return the tasks as a data set, after checking that the configuration fits them and the environment.
-
-    Raises:
-        BadInputError: If it does not.
-    """
-    env = _make_env(args)
-    try:
-        max_turns = getattr(env.unwrapped, "max_turns", None)
-        ids: Sequence[str] = env.unwrapped.task_ids if given is None else given  # type: ignore[attr-defined]
-    finally:
-        env.close()
-    if args.expansions and max_turns == 1:
-        raise BadInputError(
-            f"expansions is {args.expansions}, but {args.env_id} has a single turn, so a rollout has no "
-            "prefix to continue from. Set expansions=0."
-        )
-    if not isinstance(ids, Dataset):
-        ids = Dataset.from_dict({"task_id": list(ids)})
-    if "task_id" not in ids.column_names:
-        raise BadInputError(f"train_dataset has the columns {ids.column_names}; it needs one named 'task_id'.")
-    if len(ids) < args.candidates:
-        raise BadInputError(
-            f"candidates is {args.candidates}, but there are {len(ids)} tasks, and a step shows each prompt "
-            "once. Lower candidates or add tasks."
-        )
-    return ids
 
 
 def _wait(call: Coroutine[Any, Any, T]) -> T:

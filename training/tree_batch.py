@@ -5,8 +5,6 @@ Invariants:
 - One leaf is one row: the prompt's ids, then the ids along the path, exactly as they were sampled. A token
   that several leaves share stands in all their rows (TRACE.md section 6.3: full rows).
 - Rows exist for prompts with contrast only. Failed leaves have no row; nothing stands in their place.
-- All rows of a prompt train in the same optimizer step. How an update is cut into micro-batches changes
-  neither loss nor gradient: `MicroBatch.share` says how much of the update's mean a micro-batch is.
 
 Letters: B rows, P prompt tokens, T completion tokens.
 """
@@ -48,21 +46,6 @@ class Row:
     trained: tuple[bool, ...]
     logprobs: tuple[float, ...]
     advantage: float
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Rows of one forward pass.
-
-    Attributes:
-        rows: The rows; none where an update has fewer rows than it has micro-batches.
-        share: Share of the update's rows that stand here.
-        filled: Micro-batches of this update that hold rows.
-    """
-
-    rows: tuple[Row, ...]
-    share: float
-    filled: int
 
 
 def tree_advantages(tree: RolloutTree, rule: AdvantageRule) -> dict[int, float]:
@@ -144,37 +127,6 @@ def whiten_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with advantages of mean 0 and deviation 1 over all their trained tokens."""
     values = whiten([row.advantage for row in rows], [sum(row.trained) for row in rows])
     return [replace(row, advantage=float(value)) for row, value in zip(rows, values, strict=True)]
-
-
-def split_rows(
-    rows: Sequence[Row], updates: int, micro_batches: int, max_rows: int, rng: np.random.Generator
-) -> list[MicroBatch]:
-    """Divide rows over optimizer steps and micro-batches.
-
-    Args:
-        rows: All rows of a step.
-        updates: Optimizer steps.
-        micro_batches: Micro-batches of each update.
-        max_rows: Most rows of a micro-batch; exceeded only if an update would not fit otherwise.
-        rng: Decides which prompts train together.
-
-    Returns:
-        ``updates * micro_batches`` micro-batches in order. As few as possible of each update hold rows, in
-        order of length, so that little is padded; the rest are empty and cost nothing.
-    """
-    dealt: list[list[Row]] = [[] for _ in range(updates)]
-    prompts = sorted({row.tree for row in rows})
-    for place in rng.permutation(len(prompts)):
-        least = min(dealt, key=len)
-        least += [row for row in rows if row.tree == prompts[place]]
-    found = []
-    for mine in dealt:
-        mine.sort(key=lambda row: (len(row.completion), row.tree))
-        filled = min(micro_batches, -(-len(mine) // max_rows))
-        for part in np.array_split(np.arange(len(mine)), filled) if filled else []:
-            found.append(MicroBatch(tuple(mine[i] for i in part), len(part) / len(mine), filled))
-        found += [MicroBatch((), 0.0, filled)] * (micro_batches - filled)
-    return found
 
 
 def pad_rows(rows: Sequence[Row], pad_id: int, pad_to: int | None = None) -> dict[str, torch.Tensor]:

@@ -105,13 +105,14 @@ def model(tokenizer: Any) -> Any:
 
 @pytest.fixture
 def make_trainer(tokenizer: Any, tmp_path: Any) -> Callable[..., TraceGRPOTrainer]:
-    """Return a function that builds a trainer of a fresh tiny model; options go to the configuration."""
+    """Return a function that builds a trainer, of a fresh tiny model if not given; options go to the configuration."""
 
     def make(
         agent_factory: Any = DiceAgent,
         callbacks: Any = None,
         peft_config: Any = None,
         train_dataset: Any = None,
+        model: Any = None,
         **options: Any,
     ) -> TraceGRPOTrainer:
         defaults = {
@@ -128,7 +129,7 @@ def make_trainer(tokenizer: Any, tmp_path: Any) -> Callable[..., TraceGRPOTraine
             "max_grad_norm": 0.0,
         }
         return TraceGRPOTrainer(
-            build_model(tokenizer, SHAPE, seed=0),
+            build_model(tokenizer, SHAPE, seed=0) if model is None else model,
             TraceGRPOConfig(**(defaults | options)),
             agent_factory=agent_factory,
             processing_class=tokenizer,

@@ -223,7 +223,7 @@ def test_a_masked_prefix_is_left_out_of_the_continuations_loss(make_trainer: Mak
         grown.add(replace(turn, parent=anchor, status="terminal", reward=1.0))
         grown.add(replace(turn, parent=anchor, status="terminal", reward=0.0, birth=anchor))
         trainer, _ = train_on(make_trainer, collection(grown), mask_prefix=mask_prefix)
-        return sum(int(inputs["tool_mask"].sum()) for inputs in trainer._buffered_inputs if inputs)
+        return sum(int(batch["tool_mask"].sum()) for batches in trainer._buffered_inputs for batch in batches)
 
     assert (trained(mask_prefix=False), trained(mask_prefix=True)) == (8, 6)
 
@@ -302,7 +302,7 @@ def test_the_sampler_and_the_trainer_agree_on_log_probabilities(make_trainer: Ma
     """With a real policy, what the agent reports is what the trainer computes, at any temperature."""
     trainer = make_trainer(agent_factory=TransformersAgent, temperature=0.7, num_iterations=2)
     trainer.train()
-    for batch in filter(None, trainer._buffered_inputs):
+    for batch in (batch for batches in trainer._buffered_inputs for batch in batches):
         sampled = batch["tool_mask"].bool()
         given, computed = batch["sampling_per_token_logps"][sampled], batch["old_per_token_logps"][sampled]
         torch.testing.assert_close(given, computed, rtol=0.0, atol=1e-4)

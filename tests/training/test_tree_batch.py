@@ -16,7 +16,6 @@ from trace_gym.training.tree_batch import (
     num_trained,
     pad_rows,
     predictor_pairs,
-    split_rows,
     tree_advantages,
     tree_rows,
     whiten_rows,
@@ -113,29 +112,6 @@ def test_a_leaf_in_which_the_policy_said_nothing_has_no_row() -> None:
     tree.add(turn(ROOT, (2, 3), reward=1.0))
     tree.add(Node(ROOT, (), status="terminal", reward=0.0))
     assert [r.leaf for r in rows_of(tree)] == [1]
-
-
-@pytest.mark.parametrize("updates", [1, 2, 3])
-@pytest.mark.parametrize("max_rows", [1, 2, 4, 100])
-def test_every_row_is_dealt_once_and_prompts_stay_together(updates: int, max_rows: int) -> None:
-    """Shares of an update add up to 1, and no micro-batch holds more rows than allowed."""
-    rows = [row(tree, length) for tree in range(5) for length in range(1, 3 + tree)]
-    batches = split_rows(rows, updates, 30, max_rows, np.random.default_rng(0))
-    assert len(batches) == 30 * updates
-    assert sorted(map(id, rows)) == sorted(id(r) for batch in batches for r in batch.rows)
-    homes = []
-    for u in range(updates):
-        mine = batches[30 * u : 30 * (u + 1)]
-        assert sum(batch.share for batch in mine) == pytest.approx(1.0)
-        assert all(len(batch.rows) <= max_rows for batch in mine)
-        assert {batch.filled for batch in mine} == {sum(bool(batch.rows) for batch in mine)}
-        homes.append({r.tree for batch in mine for r in batch.rows})
-    assert sum(map(len, homes)) == 5, "no prompt in two updates"
-
-
-def test_a_step_without_rows_has_only_empty_micro_batches() -> None:
-    batches = split_rows([], 2, 3, 4, np.random.default_rng(0))
-    assert len(batches) == 6 and not any(batch.rows for batch in batches)
 
 
 def test_prompts_are_padded_left_and_completions_right() -> None:
