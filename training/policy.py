@@ -1,7 +1,8 @@
 """The default policy: a small Llama and its tokenizer, built from nothing on the spot.
 
 It exists so that the whole of trace_gym runs on a laptop without a model hub. The tokenizer learns whole phrases (it
-does not split at spaces) but keeps every digit a token of its own, so that numbers are copied digit by digit.
+does not split at spaces unless asked to) but keeps every digit a token of its own, so that numbers are copied digit by
+digit.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
+_WORDS = r" ?</?\w+>| ?\w+|\s|[^\w\s]"  # a tag is a word
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|tools|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 
 
@@ -46,18 +48,21 @@ class PolicyShape:
     context: int = 512
 
 
-def build_tokenizer(texts: Iterable[str], shape: PolicyShape) -> Any:
+def build_tokenizer(texts: Iterable[str], shape: PolicyShape, splits_words: bool = False) -> Any:
     """Train a byte-level BPE tokenizer with a chat template that carries tools.
 
     Args:
         texts: Contents of messages; split at message borders, so that no token spans two messages.
         shape: Bounds the vocabulary and the context.
+        splits_words: No token spans two words then, so that a name is the same tokens wherever it stands.
     """
     tokenizers = require("tokenizers", "train")
     transformers = require("transformers", "train")
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    words = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated")] if splits_words else []
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [
+            *words,
             tokenizers.pre_tokenizers.Digits(individual_digits=True),
             tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,55 @@ import gymnasium
 from trace_gym.advantages import ADVANTAGES
 from trace_gym.errors import BadInputError, require, unknown_name
 from trace_gym.predictor import PREDICTORS
+from trace_gym.training.policy import PolicyShape
 
 # What the default policy, a million parameters, learns in minutes; the environment offers more. Most problems take two
 # or three cells that depend on each other, so that there are prefixes worth a second try.
 FAMILIES = ("arithmetic", "chain", "counting", "digit_sum", "divisors", "gcd_lcm", "linear", "power")
 METHODS = ("trace", "treepo", "uniform")
+MATH, SEARCH = "trace_gym/MathCode-v0", "trace_gym/HotpotQASearch-v0"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the default policy needs in an environment.
+
+    Attributes:
+        env_kwargs: Arguments of the environment, unless others are given.
+        warm_kwargs: Further ones during the warm start.
+        shape: Size of the policy.
+        copying: See `trace_gym.training.warm_start.WarmStart`.
+    """
+
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    warm_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    shape: PolicyShape = field(default_factory=PolicyShape)
+    copying: bool = False
+
+
+RECIPES: Mapping[str, Recipe] = {
+    # The first 6,000 tasks are demonstrated, the others trained on: what a policy learned by heart it need not explore.
+    MATH: Recipe({"families": list(FAMILIES), "difficulties": [2, 3, 4], "size": 9_000, "max_turns": 7}),
+    # One short passage for a query. The warm start sees other names in every episode, lest it learn them by heart.
+    SEARCH: Recipe(
+        {
+            "tool_format": "react",
+            "prompt": "{question}",
+            "topk": 1,
+            "observation_chars": 120,
+            "difficulties": [1, 3],
+            "max_turns": 6,
+        },
+        warm_kwargs={"renamed": True},
+        shape=PolicyShape(layers=3, mlp=256, vocabulary=4096),
+        copying=True,
+    ),
+}
+
+
+def recipe(env: str) -> Recipe:
+    """Return what the default policy needs in an environment."""
+    return RECIPES.get(env, Recipe())
 
 
 def _option(default: Any, text: str) -> Any:
@@ -32,10 +77,10 @@ class TrainConfig:
     """
 
     out: str = _option("runs/train", "folder of the run; must be new or empty unless it is resumed")
-    env: str = _option("trace_gym/MathCode-v0", "id of the environment")
-    env_kwargs: dict[str, Any] = field(
-        default_factory=lambda: {"families": list(FAMILIES), "difficulties": [2, 3, 4], "max_turns": 7},
-        metadata={"help": "arguments of the environment, as JSON"},
+    env: str = _option(MATH, "id of the environment")
+    env_kwargs: dict[str, Any] | None = field(
+        default=None,
+        metadata={"help": "arguments of the environment, as JSON; default: tasks that the default policy can learn"},
     )
     model: str | None = _option(None, "model name or folder; default: a small Llama, warm-started on the spot")
     methods: tuple[str, ...] = _option(("trace", "uniform"), "who gets the rollouts: trace, treepo, uniform")
@@ -45,16 +90,16 @@ class TrainConfig:
     expansions: int = _option(2, "continuations per rollout (N); uniform spends M(1 + N/2) on rollouts instead")
     advantage: str = _option("tree_grpo", "advantage rule of tree methods: tree_grpo, treepo, grpo; uniform uses grpo")
     predictor: str = _option("text", "success predictor: text or posterior")
-    learning_rate: float = _option(6e-4, "learning rate of the policy")
+    learning_rate: float = _option(4e-4, "highest learning rate; it rises for a tenth of the tokens, then falls to 0")
     temperature: float = _option(1.0, "sampling temperature, in training and evaluation")
     max_turn_tokens: int = _option(32, "longest answer in one turn, in tokens")
     batch_size: int = _option(64, "most leaves in one forward pass; bounds memory")
-    updates_per_step: int = _option(1, "optimizer steps per batch of trees")
+    updates_per_step: int = _option(4, "optimizer steps per batch of trees")
     lora_rank: int = _option(0, "train LoRA adapters of this rank; 0 trains all weights")
     eval_tasks: int = _option(600, "held-out tasks for the accuracy before and after training")
-    eval_every: int = _option(10, "steps between points of the learning curve")
+    eval_every: int = _option(16, "optimizer steps between points of the learning curve")
     curve_tasks: int = _option(200, "held-out tasks per point of the learning curve")
-    save_every: int = _option(10, "steps between checkpoints")
+    save_every: int = _option(20, "optimizer steps between checkpoints")
     demonstrations: int = _option(6_000, "demonstrations the default policy is warm-started on")
     skill: float = _option(0.75, "share of right steps in those demonstrations")
     warm_epochs: float = _option(
@@ -64,7 +109,9 @@ class TrainConfig:
     threads: int = _option(0, "torch threads; 0 takes one per core")
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work before anything heavy starts."""
+        """Fill in the environment's arguments; refuse what cannot work before anything heavy starts."""
+        if self.env_kwargs is None:
+            object.__setattr__(self, "env_kwargs", dict(recipe(self.env).env_kwargs))
         for method in self.methods:
             if method not in METHODS:
                 raise unknown_name("method", method, METHODS)

@@ -21,6 +21,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from trace_gym.evaluate import Report, evaluate
 from trace_gym.messages import Agent
 from trace_gym.record import read_trees, write_trees
 from trace_gym.training.report import Accuracy, MethodSummary, comparison_table, eval_metrics, plot_curves, read_jsonl
-from trace_gym.training.run_config import TrainConfig
+from trace_gym.training.run_config import TrainConfig, recipe
 from trace_gym.training.warm_start import WarmStart, quiet, warm_start
 from trace_gym.viewer import most_telling, write_html
 
@@ -89,11 +90,15 @@ class _Job:
         self.folder = folder
         self.agent_factory = agent_factory
         self.progress = progress
+        self.env_kwargs = config.env_kwargs or {}
+        needs = recipe(config.env)
         self.policy = config.model or str(
             warm_start(
                 WarmStart(
                     env_id=config.env,
-                    env_kwargs={"size": config.demonstrations, **config.env_kwargs},
+                    env_kwargs={**self.env_kwargs, **needs.warm_kwargs},
+                    shape=needs.shape,
+                    copying=needs.copying,
                     episodes=config.demonstrations,
                     skill=config.skill,
                     epochs=config.warm_epochs,
@@ -110,16 +115,25 @@ class _Job:
         return transformers.AutoModelForCausalLM.from_pretrained(self.policy), tokenizer
 
     def make_env(self, split: str = "eval") -> gymnasium.Env[Any, Any]:
-        kwargs = {**self.config.env_kwargs, "split": split}
+        kwargs = {**self.env_kwargs, "split": split}
         return gymnasium.make(self.config.env, disable_env_checker=True, **kwargs)
+
+    def task_ids(self, split: str) -> list[str]:
+        """Return the ids of a split's tasks."""
+        with closing(self.make_env(split)) as env:
+            return list(env.unwrapped.task_ids)  # type: ignore[attr-defined]
+
+    def fresh_tasks(self) -> list[str]:
+        """Return the training tasks that no demonstration showed; all of them if those are too few for a step."""
+        ids = self.task_ids("train")
+        fresh = ids if self.config.model else ids[self.config.demonstrations :]
+        return fresh if len(fresh) >= self.config.candidates else ids
 
     def evaluate(
         self, model: Any, tokenizer: Any, num_tasks: int, out: Path | None = None, split: str = "eval"
     ) -> Report:
         """Evaluate on the first tasks of a split; equal numbers of tasks are equal tasks and seeds."""
-        env = self.make_env(split)
-        ids = list(env.unwrapped.task_ids)[:num_tasks]  # type: ignore[attr-defined]
-        env.close()
+        ids = self.task_ids(split)[:num_tasks]
         agent = self.agent_factory(
             model, tokenizer, temperature=self.config.temperature, max_tokens=self.config.max_turn_tokens
         )
@@ -167,6 +181,7 @@ class _Job:
             args,
             agent_factory=self.agent_factory,
             processing_class=tokenizer,
+            train_dataset=self.fresh_tasks(),
             peft_config=_lora(config.lora_rank),
             callbacks=[log],
         )
@@ -218,7 +233,7 @@ def trainer_args(config: TrainConfig, method: str, folder: Path) -> Any:
     return TraceGRPOConfig(
         output_dir=str(folder),
         env_id=config.env,
-        env_kwargs={"split": "train", **config.env_kwargs},
+        env_kwargs={"split": "train", **(config.env_kwargs or {})},
         candidates=config.candidates,
         root_budget=nominal if flat else config.root_budget,
         expansions=0 if flat else config.expansions,
@@ -230,6 +245,8 @@ def trainer_args(config: TrainConfig, method: str, folder: Path) -> Any:
         token_budget=config.token_budget,
         temperature=config.temperature,
         learning_rate=config.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=0.1,  # of the tokens; without it Adam's first steps undo a part of what the policy knows
         adam_beta2=0.95,  # a run has tens of steps, not thousands
         per_device_train_batch_size=config.batch_size,
         save_steps=config.save_every,

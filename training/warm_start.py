@@ -22,6 +22,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from trace_gym.cache import cache_folder
 from trace_gym.chat import ChatEncoder
 from trace_gym.errors import BadInputError, InfrastructureError, require
 from trace_gym.messages import Message
@@ -49,6 +50,8 @@ class WarmStart:
         batch_size: Demonstrations per update.
         learning_rate: Peak learning rate; falls to zero linearly.
         seed: Seed of the weights, the demonstrations and their order.
+        copying: Whether names have to be copied that are seen for the first time: then no token spans two words, and
+            questions and observations are trained on as well, since names are repeated in them.
     """
 
     env_id: str = "trace_gym/MathCode-v0"
@@ -61,6 +64,7 @@ class WarmStart:
     batch_size: int = 32
     learning_rate: float = 3e-3
     seed: int = 0
+    copying: bool = False
 
     def key(self) -> str:
         """Return the hash of everything that makes the policy: this, the libraries, the template, the tasks.
@@ -69,7 +73,10 @@ class WarmStart:
         environment's texts would change.
         """
         names = ("torch", "transformers", "trl", "tokenizers")
-        content: list[Any] = [asdict(self), {name: require(name, "train").__version__ for name in names}]
+        settings = asdict(self)
+        if not self.copying:
+            del settings["copying"]  # which is younger than policies that are cached
+        content: list[Any] = [settings, {name: require(name, "train").__version__ for name in names}]
         content += [CHAT_TEMPLATE, SPECIAL_TOKENS]
         with closing(self.make_env()) as env:
             ids = env.unwrapped.task_ids  # type: ignore[attr-defined]
@@ -106,12 +113,6 @@ def quiet() -> None:
     require("datasets", "train").disable_progress_bars()
 
 
-def default_cache() -> Path:
-    """Return the folder for policies and other data that can be made again."""
-    base = os.environ.get("TRACE_GYM_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return Path(base) / "trace_gym" if base else Path.home() / ".cache" / "trace_gym"
-
-
 def warm_start(
     config: WarmStart,
     measure: Measure | None = None,
@@ -125,14 +126,14 @@ def warm_start(
         config: How it is made.
         measure: Returns the share of tasks that a model with its tokenizer solves. Training stops once it reaches
             ``config.target``: how fast a fresh model learns to copy numbers differs a lot from seed to seed.
-        cache: Folder of the policies; `default_cache` by default.
+        cache: Folder of the policies; `trace_gym.cache.cache_folder` by default.
         progress: Called with one line at a time.
 
     Raises:
         MissingExtraError: If the training extra is not installed.
         BadInputError: If the environment offers no demonstrations.
     """
-    target = (cache or default_cache()) / f"policy-{config.key()}"
+    target = (cache or cache_folder()) / f"policy-{config.key()}"
     if (target / SAVED).exists():
         progress(f"warm start: using {target}")
         return target
@@ -223,10 +224,13 @@ def _train(
     Small batches of any lengths: grouping by length saves padding, but made the loss fall several times more slowly.
     """
     datasets, trl = require("datasets", "train"), require("trl", "train")
-    tokenizer = build_tokenizer((message.content for d in demonstrations for message in d.messages), config.shape)
+    texts = (message.content for demonstration in demonstrations for message in demonstration.messages)
+    tokenizer = build_tokenizer(texts, config.shape, config.copying)
     encoder = ChatEncoder(tokenizer)
     rows = [encode_demonstration(encoder, demonstration) for demonstration in demonstrations]
     rows = [row for row in rows if len(row["input_ids"]) <= config.shape.context]
+    if config.copying:
+        rows = [{"input_ids": row["input_ids"]} for row in rows]
     model = build_model(tokenizer, config.shape, config.seed)
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     progress(f"warm start: training {millions:.2f} M parameters on {len(rows)} conversations")

@@ -15,11 +15,12 @@ from trace_gym.agents import make_agent
 from trace_gym.errors import BadInputError
 from trace_gym.record import read_trees
 from trace_gym.training.report import read_jsonl
-from trace_gym.training.run_config import TrainConfig
+from trace_gym.training.run_config import TrainConfig, recipe
 from trace_gym.training.train import train
 from trace_gym.training.warm_start import WarmStart, encode_demonstration, play_demonstrations, warm_start
 
 TOY = {
+    "updates_per_step": 1,
     "env_kwargs": {"families": ["arithmetic", "power"], "difficulties": [1], "max_turns": 3},
     "token_budget": 1_500,
     "candidates": 4,
@@ -164,7 +165,7 @@ def test_contradictions_are_refused_before_anything_starts(changes, words):
     ("changes", "words"),
     [
         ({"env_kwargs": {"max_turns": 1}}, "expansions"),
-        ({"candidates": 5000}, "candidates"),
+        ({"candidates": 50_000}, "candidates"),
         ({"env_kwargs": {"families": ["powr"]}}, "Did you mean 'power'"),
     ],
 )
@@ -242,6 +243,19 @@ def test_another_model_trains_with_lora_on_a_data_file(finished, tmp_path):
     trained = {task for _, task, _ in trees(out / "trace")}
     evaluated = {json.loads(line)["task_id"] for line in (out / "before.jsonl").read_text().splitlines()}
     assert trained and evaluated and not trained & evaluated
+
+
+@pytest.mark.slow
+def test_questions_are_trained_on_with_what_suits_the_default_policy(cache, tmp_path):
+    """Without arguments for the environment those of its recipe are taken, and kept with the run."""
+    env = "trace_gym/HotpotQASearch-v0"
+    out, small = (
+        tmp_path / "job",
+        {"demonstrations": 64, "warm_epochs": 1.0, "token_budget": 200, "max_turn_tokens": 24},
+    )
+    run(out, env=env, env_kwargs=None, methods=("trace",), **small)
+    assert TrainConfig.load(out).env_kwargs == recipe(env).env_kwargs
+    assert trees(out / "trace") and (out / "summary.md").exists()
 
 
 def descendants(pid):
