@@ -7,8 +7,15 @@ from gymnasium.utils.env_checker import check_env
 import trace_gym
 
 
+@pytest.fixture(params=trace_gym.ENVS)
+def env_id(request):
+    """Every registered id."""
+    if "BFCL" in request.param:
+        request.getfixturevalue("bfcl_wheel")
+    return request.param
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("env_id", trace_gym.ENVS)
 def test_every_id_keeps_the_laws_of_a_snapshot(env_id):
     """check_snapshot holds on every registered id, with gymnasium's default wrappers on."""
     env = gymnasium.make(env_id, demonstrator_skill=0.7)
@@ -19,7 +26,6 @@ def test_every_id_keeps_the_laws_of_a_snapshot(env_id):
     assert all(law.holds for law in laws), "\n".join(map(str, laws))
 
 
-@pytest.mark.parametrize("env_id", trace_gym.ENVS)
 def test_every_id_passes_gymnasiums_checker(env_id):
     """check_env passes without a warning (warnings are errors in this test run)."""
     env = gymnasium.make(env_id).unwrapped

@@ -11,12 +11,14 @@ from trace_gym.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = ("README.md", "envs/math/README.md", "envs/search/README.md")
+PAGES = ("README.md", "envs/math/README.md", "envs/search/README.md", "envs/bfcl/README.md")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_give_the_output_that_is_shown(page):
+def test_the_examples_give_the_output_that_is_shown(page, request):
     """Every line of the interactive examples is run and compared."""
+    if "BFCLMultiTurn" in (ROOT / page).read_text().partition("\n")[0]:
+        request.getfixturevalue("bfcl_wheel")
     failed, tried = doctest.testfile(str(ROOT / page), module_relative=False)
     assert tried >= 10 and failed == 0
 

@@ -3,8 +3,8 @@
 Run by hand, on Linux: ``python tests/benchmarks/code_tool.py [--quick]``. What is compared is interleaved in one run,
 and ratios are of medians; the last line is one JSON object with them. The comparison with Jupyter needs ``pip install
 ipykernel``, which no extra of the project brings; without it that part says "not installed" and its ratios are null.
-A stateless tool pays for imports only where the solution has them: sympy in one kind of episodes, next to nothing in
-the bundled ones.
+The stateless tool is as cheap as that of any peer: a bare ``python -c`` that runs the cells before again and imports
+what the cells import, which is sympy in one kind of episodes and next to nothing in the bundled ones.
 """
 
 from __future__ import annotations
