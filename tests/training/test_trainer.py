@@ -354,6 +354,15 @@ def test_training_ends_when_the_token_budget_is_spent(make_trainer: MakeTrainer)
     assert trainer.state.global_step == 2 * trainer.num_collections, "the last one is trained to its end"
 
 
+def test_the_learning_rate_follows_the_token_budget(make_trainer: MakeTrainer) -> None:
+    """It falls with what was generated, whatever the number of steps, and ends at zero with the budget."""
+    trainer = make_trainer(max_steps=-1, token_budget=500, lr_scheduler_type="linear")
+    trainer.train()
+    rates = [row["learning_rate"] for row in trainer.state.log_history if "learning_rate" in row]
+    assert rates[0] == trainer.args.learning_rate and rates == sorted(rates, reverse=True)
+    assert len(set(rates)) == len(rates) > 1 and not any(trainer.lr_scheduler.get_last_lr())
+
+
 def test_a_run_resumed_after_its_end_spends_and_changes_nothing(make_trainer: MakeTrainer, tmp_path: Any) -> None:
     options = {"max_steps": -1, "token_budget": 300, "save_strategy": "steps", "save_steps": 1}
     ended = make_trainer(**options)
