@@ -156,7 +156,7 @@ class TraceGRPOTrainer(GRPOTrainer):
 
     @property
     def _micro_batches_per_step(self) -> int:
-        """Forward passes that one collection serves, repeated iterations included."""
+        """Micro-batches of TRL's loop that one collection serves, repeated iterations included."""
         return int(self.args.updates_per_step * self.args.gradient_accumulation_steps * self.num_iterations)
 
     # What TRL asks for.
