@@ -2,8 +2,8 @@
 
 Both trainers get the same completions, eight of each prompt and no continuations, and the same small Llama: TRL's
 `GRPOTrainer` by its ``rollout_func``, `TraceGRPOTrainer` as trees, packed and flat. A step is everything between two
-generations: rows, advantages, forward, backward, optimizer. Steps of the three are interleaved and counted in seconds
-of processor time, so that a busy machine changes little. That all three end with the same weights is checked first.
+generations: rows, advantages, forward, backward, optimizer. The three take turns, counted in seconds of processor
+time, so that a busy machine changes little. That all three end with the same weights is checked first.
 
 The last line is one JSON object: ``*_over_trl`` is time per step / TRL's, so 1 is as fast and less is faster.
 """
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import trl
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from trace_gym.budget import Cost
 from trace_gym.collect import Collection
@@ -38,6 +38,7 @@ SHAPE = PolicyShape()
 COMMON: dict[str, Any] = {
     "loss_type": "dapo",
     "learning_rate": 1e-3,
+    "lr_scheduler_type": "constant",
     "optim": "sgd",
     "max_grad_norm": 0.0,
     "bf16": False,
@@ -123,6 +124,7 @@ def train_trl(trees: list[RolloutTree], steps: int, folder: str, tokenizer: Any)
         rollout_func=rollout,
         callbacks=[clock],
     )
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer.model, clock.steps
 
@@ -162,6 +164,7 @@ def train_ours(
         callbacks=[clock],
     )
     trainer._collect = collect  # type: ignore[method-assign]
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer.model, clock.steps
 
@@ -183,7 +186,7 @@ def main() -> None:
     tokenizer = build_tokenizer(["task", *map(str, range(64))], SHAPE)
     rng = np.random.default_rng(0)
     trees = [grow(f"task {i}", rng) for i in range(4 if quick else 16)]
-    rounds, steps = (2, 4) if quick else (4, 6)
+    rounds, steps = (2, 3) if quick else (4, 6)
     times: dict[str, list[float]] = {}
     models: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -129,13 +129,13 @@ def cases(quick: bool) -> list[Case]:
     shape = {**SMOLLM2, "num_hidden_layers": layers, "vocab_size": vocabulary}
     policy = {**POLICY, "vocab_size": 768}
     two = {**policy, "num_hidden_layers": 2}
-    prompt, turn = (3_000, 60) if quick else (10_000, 200)
+    prompt, turn = (2_000, 40) if quick else (10_000, 200)
     return [
         Case("prefix_bf16", prefix, shape, "bfloat16", rounds=2 if quick else 3),
-        Case("prefix_fp32", prefix, shape, rounds=2 if quick else 3),
-        Case("mathcode", recorded(), policy, rounds=1 if quick else 3),
+        Case("prefix_fp32", prefix, shape, rounds=1 if quick else 3),
+        Case("mathcode", recorded()[: 120 if quick else None], policy, rounds=1 if quick else 3),
         Case("bfcl", long_tree(prompt, 4, 2, 6, turn, 768), two, most_tokens=200_000, rounds=1),
-        Case("chains", chains(128, 768), policy),
+        Case("chains", chains(32 if quick else 128, 768), policy),
     ]
 
 
