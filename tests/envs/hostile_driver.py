@@ -1,7 +1,8 @@
 """Plays hostile cells on a real tool, as root or as an ordinary user, and reports what became of everything else.
 
-Run as a program: ``hostile_driver.py UID`` (0 stays what it is). Reads one cell per line as JSON, writes one report
-per line. The cells find what they might want to reach in the variables set by `_prefix`.
+Run as a program: ``hostile_driver.py UID SECONDS`` (user 0 stays what it is; a cell may take so many seconds). Reads
+one list of cells per line as JSON, writes one report per line. The cells find what they might want to reach in the
+variables of `Surroundings`.
 """
 
 from __future__ import annotations
@@ -138,13 +139,13 @@ def play(tool, base, sibling, around: Surroundings, cells: list[str]) -> dict[st
     return report
 
 
-def main(uid: int) -> None:
+def main(uid: int, seconds: float) -> None:
     """Serve."""
     if uid:
         become(uid)
     from trace_gym.envs.math.python_tool import PythonTool
 
-    with tempfile.TemporaryDirectory() as folder, PythonTool(cell_timeout_s=0.4, memory_mb=512) as tool:
+    with tempfile.TemporaryDirectory() as folder, PythonTool(cell_timeout_s=seconds, memory_mb=512) as tool:
         Path(folder).chmod(0o755)
         around = Surroundings(Path(folder))
         sibling = tool.new(seed=1).step("y = [7, 8]")[1]
@@ -157,4 +158,4 @@ def main(uid: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), float(sys.argv[2]))

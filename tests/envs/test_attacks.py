@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,7 @@ PROTOCOL = {
         "import json, struct\nbody = json.dumps({'id': '1-00', 'status': 'ok'}).encode()\n"
         "os.write(3, struct.pack('<I', len(body)) + body)",
         "killed",
-        "another request",
+        "another request|second frame",
     ),
     "patches json": Attack(
         'import json\njson.dumps = lambda *_, **__: \'{"id": "1-00", "status": "ok"}\'\n'
@@ -299,9 +299,9 @@ FURTHER: dict[str, tuple[tuple[str, str], ...]] = {
 class HostileDriver:
     """A process of some user that plays cells on a tool of its own."""
 
-    def __init__(self, uid: int) -> None:
+    def __init__(self, uid: int, seconds: float) -> None:
         script = Path(__file__).with_name("hostile_driver.py")
-        command = [sys.executable, str(script), str(uid)]
+        command = [sys.executable, str(script), str(uid), str(seconds)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._answer()["uid"] == (uid or os.getuid())
 
@@ -326,16 +326,30 @@ class HostileDriver:
         self._process.stdout.close()
 
 
+@dataclass(frozen=True)
+class Drivers:
+    """A driver for attacks that are to end at their deadline, and one for those that a slow machine may delay."""
+
+    hasty: HostileDriver
+    patient: HostileDriver
+
+    def play(self, cells: Sequence[str], allowed: str) -> dict[str, Any]:
+        """Run cells that may end with the `allowed` statuses."""
+        return (self.hasty if "timeout" in allowed else self.patient).play(*cells)
+
+
 @pytest.fixture(scope="module", params=["root", "ordinary user"])
-def driver(request: pytest.FixtureRequest) -> Iterator[HostileDriver]:
-    """A driver of either kind, as far as the user of the tests may be both."""
+def drivers(request: pytest.FixtureRequest) -> Iterator[Drivers]:
+    """Drivers of either kind, as far as the user of the tests may be both."""
     if capabilities().isolation != "full":
         pytest.skip(f"this machine confines only in part: {capabilities()}")
     if request.param == "root" and os.geteuid() != 0:
         pytest.skip("the tests run as an ordinary user, who cannot become root")
-    made = HostileDriver(ORDINARY_UID if request.param == "ordinary user" and os.geteuid() == 0 else 0)
+    uid = ORDINARY_UID if request.param == "ordinary user" and os.geteuid() == 0 else 0
+    made = Drivers(HostileDriver(uid, 0.4), HostileDriver(uid, 30.0))
     yield made
-    made.close()
+    made.hasty.close()
+    made.patient.close()
 
 
 def assert_contained(report: dict[str, Any]) -> None:
@@ -350,22 +364,22 @@ def assert_contained(report: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_contained(driver: HostileDriver, name: str) -> None:
+def test_an_attack_is_contained(drivers: Drivers, name: str) -> None:
     """It ends as it should, and nothing but the cell's own process came to harm."""
     attack = ATTACKS[name]
-    report = driver.play(attack.code)
+    report = drivers.play([attack.code], attack.status)
     ((status, text),) = report["results"]
     assert status in attack.status.split(), (status, text)
     assert re.search(attack.text, text), text
     assert_contained(report)
-    assert report["seconds"] < 20
+    assert report["seconds"] < 60
 
 
 @pytest.mark.parametrize("name", FURTHER)
-def test_an_attack_on_the_machinery_is_contained(driver: HostileDriver, name: str) -> None:
+def test_an_attack_on_the_machinery_is_contained(drivers: Drivers, name: str) -> None:
     """The interpreter's own side of the tool can be broken, to the harm of that lineage only."""
     steps = FURTHER[name]
-    report = driver.play(*(cell for cell, _ in steps))
+    report = drivers.play([cell for cell, _ in steps], " ".join(allowed for _, allowed in steps))
     for (status, text), (_, allowed) in zip(report["results"], steps, strict=True):
         assert status in allowed.split(), (status, text)
     assert_contained(report)

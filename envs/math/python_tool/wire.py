@@ -26,6 +26,7 @@ _LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
 _ANCILLARY = socket.CMSG_SPACE(4 * 4) + socket.CMSG_SPACE(_CREDENTIALS.size)
 _CHUNK = 1 << 18
+_FIRST = 1 << 11  # most frames come whole with the first call
 # Every cell of a session passes here twice: what is looked up or made anew each time shows in how long one takes.
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 _from_json = json.JSONDecoder().decode
@@ -113,13 +114,20 @@ def receive(
     """
     fds: list[int] = []
     try:
-        header, pid = _receive_exactly(sock, _LENGTH.size, deadline, sender, fds)
-        (length,) = _LENGTH.unpack(header)
+        first, pid = _receive_some(sock, _FIRST, deadline, sender, fds)
+        data = bytearray(first)
+        while len(data) < _LENGTH.size:
+            data += _receive_some(sock, _FIRST, deadline, sender, fds)[0]
+        (length,) = _LENGTH.unpack_from(data)
         if length > max_bytes:
             raise ProtocolError(f"a frame holds at most {max_bytes} bytes, {length} were announced")
-        body, _ = _receive_exactly(sock, length, deadline, sender, fds)
+        del data[: _LENGTH.size]
+        while len(data) < length:
+            data += _receive_some(sock, length - len(data), deadline, sender, fds)[0]
+        if len(data) > length:
+            raise ProtocolError("a second frame came with the awaited one")
         try:
-            message = _from_json(body.decode())
+            message = _from_json(data.decode())
         except (ValueError, RecursionError) as error:
             raise ProtocolError("the frame is not JSON") from error
         if not isinstance(message, dict):
@@ -132,34 +140,33 @@ def receive(
     return message, fds, pid
 
 
-def _receive_exactly(
+def _receive_some(
     sock: socket.socket, size: int, deadline: Deadline | None, sender: int | None, fds: list[int]
 ) -> tuple[bytes, int]:
+    """Receive at least one byte and at most `size`, and who wrote them."""
     flags = _CLOEXEC if deadline is None else _CLOEXEC | _DONTWAIT
-    data = bytearray()
     pid = 0
-    while len(data) < size:
+    while True:
         try:
             # What is there is taken, however late: only waiting has an end.
-            chunk, ancillary, _, _ = sock.recvmsg(min(size - len(data), _CHUNK), _ANCILLARY, flags)
+            chunk, ancillary, _, _ = sock.recvmsg(min(size, _CHUNK), _ANCILLARY, flags)
+            break
         except BlockingIOError:
             _wait(sock, select.POLLIN, deadline)
-            continue
         except OSError as error:
             raise PeerGoneError(str(error)) from error
-        for level, kind, payload in ancillary:
-            if level == _SOCKET and kind == _RIGHTS:
-                handed = array.array("i")
-                handed.frombytes(payload[: len(payload) - len(payload) % handed.itemsize])
-                fds.extend(handed)
-            elif level == _SOCKET and kind == _WRITER:
-                pid = _CREDENTIALS.unpack(payload)[0]
-        if not chunk:
-            raise PeerGoneError("the socket is closed")
-        if sender is not None and pid != sender:
-            raise ProtocolError(f"process {pid} wrote on the socket of process {sender}")
-        data += chunk
-    return bytes(data), pid
+    for level, kind, payload in ancillary:
+        if level == _SOCKET and kind == _RIGHTS:
+            handed = array.array("i")
+            handed.frombytes(payload[: len(payload) - len(payload) % handed.itemsize])
+            fds.extend(handed)
+        elif level == _SOCKET and kind == _WRITER:
+            pid = _CREDENTIALS.unpack(payload)[0]
+    if not chunk:
+        raise PeerGoneError("the socket is closed")
+    if sender is not None and pid != sender:
+        raise ProtocolError(f"process {pid} wrote on the socket of process {sender}")
+    return chunk, pid
 
 
 def is_silent(sock: socket.socket) -> bool:
