@@ -12,6 +12,8 @@ import pytest
 
 from trace_gym.envs.math import grade
 from trace_gym.envs.math.grading import close_grader
+from trace_gym.envs.math.grading.reading import read
+from trace_gym.envs.math.grading.shapes import Unread
 
 needs_workers = pytest.mark.skipif(find_spec("math_verify") is None, reason="the extra `math` is not installed")
 PATIENCE_S = 20.0  # the promise is two seconds; a crowded machine may take its time to wake us
@@ -139,6 +141,21 @@ def test_no_text_makes_the_grader_raise(monkeypatch: pytest.MonkeyPatch) -> None
         for gold in ("5", "(1, x)", "x < 3"):
             assert grade(text, gold).outcome in ("correct", "wrong", "ungradable")
         assert grade("7", text).outcome in ("correct", "wrong", "ungradable")
+
+
+BORDERS = [
+    *r", ; ( ) [ ] { } \{ \} = < | or and \text{ or } \cup \pm & \\ \begin{cases} \end{cases} x 1 ' : %".split(),
+    r"\text{ or }",
+]
+
+
+def test_no_short_text_stops_the_reader() -> None:
+    """Lists without items, brackets around nothing and the like, which long random texts seldom hold."""
+    rng = random.Random(3)
+    for _ in range(30_000):
+        text = "".join(rng.choice(BORDERS) for _ in range(rng.randint(1, 6)))
+        read(text)
+    assert isinstance(read("{,}"), Unread) and isinstance(read(r",\text{ or }"), Unread)
 
 
 @needs_workers

@@ -109,7 +109,7 @@ class _Reader:
             rows = [row.replace("&", " ").strip(" ,") for row in _ROW.split(cases["rows"]) if row.strip()]
             return _join([self.read(row, depth + 1) for row in rows])
         parts = self._commas(text)
-        if len(parts) > 1:
+        if len(parts) != 1:
             return _join([self.read(part, depth + 1) for part in parts])
         return self._one(parts[0], depth)
 
@@ -355,6 +355,8 @@ def _join(items: list[Shape], is_choice: bool = False) -> Shape:
     unread = next((item for item in flat if isinstance(item, Unread)), None)
     if unread is not None:
         return Unread(" , ".join(item.text if isinstance(item, Unread) else "?" for item in flat))
+    if not flat:
+        return Unread(",")
     if len(flat) == 1:
         return flat[0]
     named = [item for item in flat if isinstance(item, Named)]
