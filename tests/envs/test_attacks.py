@@ -158,7 +158,7 @@ PROTOCOL = {
         "import json, struct\nbody = json.dumps({'id': '1-00', 'status': 'ok'}).encode()\n"
         "os.write(3, struct.pack('<I', len(body)) + body)",
         "killed",
-        "another request|second frame",
+        "another request|more came",
     ),
     "patches json": Attack(
         'import json\njson.dumps = lambda *_, **__: \'{"id": "1-00", "status": "ok"}\'\n'

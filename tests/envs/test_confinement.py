@@ -162,6 +162,17 @@ def test_a_reply_that_is_there_counts_however_late_it_is_read() -> None:
             wire.receive(near, over)
 
 
+def test_a_frame_right_behind_another_is_kept_or_refused() -> None:
+    """A worker may say two things in a row; a session that is asked one thing may not."""
+    near, far = socket.socketpair()
+    with near, far:
+        for number in (1, 2, 3, 4):
+            wire.send(far, {"n": number})
+        assert [wire.receive(near, Deadline(10))[0]["n"] for _ in range(2)] == [1, 2]
+        with pytest.raises(wire.ProtocolError, match="more came"):
+            wire.receive(near, Deadline(10), alone=True)
+
+
 def test_a_frame_from_another_process_on_the_same_socket_is_refused() -> None:
     """Who sent a frame is the kernel's word: a copy of the socket is worth nothing."""
     near, far = socket.socketpair()

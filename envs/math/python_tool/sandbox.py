@@ -251,7 +251,7 @@ class Process:
             raise wire.ProtocolError("unasked bytes on the connection")
         self._signal(signal.SIGCONT)
         wire.send(self._sock, request, fds, deadline)
-        reply, handed, _ = wire.receive(self._sock, deadline, sender=self.pid, max_bytes=_MAX_REPLY)
+        reply, handed, _ = wire.receive(self._sock, deadline, self.pid, _MAX_REPLY, alone=True)
         for fd in handed:
             os.close(fd)
         if reply.get("id") != request["id"]:

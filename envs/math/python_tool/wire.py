@@ -93,6 +93,7 @@ def receive(
     deadline: Deadline | None = None,
     sender: int | None = None,
     max_bytes: int = MAX_FRAME,
+    alone: bool = False,
 ) -> tuple[dict[str, Any], list[int], int]:
     """Receive one frame.
 
@@ -102,6 +103,7 @@ def receive(
         sender: The only pid whose bytes are accepted; needs SO_PASSCRED on `sock`. None accepts
             any.
         max_bytes: The longest frame that is accepted.
+        alone: Whether no other frame may follow before this one is answered. Most then take one system call.
 
     Returns:
         The message, the descriptors that came with it (now owned by the caller) and the sender's
@@ -110,14 +112,14 @@ def receive(
     Raises:
         PeerGoneError: If the other end is closed.
         DeadlineError: If no whole frame came in time.
-        ProtocolError: If the frame is too large, no JSON object, or from another process.
+        ProtocolError: If the frame is too large, no JSON object, not alone, or from another process.
     """
     fds: list[int] = []
     try:
-        first, pid = _receive_some(sock, _FIRST, deadline, sender, fds)
+        first, pid = _receive_some(sock, _FIRST if alone else _LENGTH.size, deadline, sender, fds)
         data = bytearray(first)
         while len(data) < _LENGTH.size:
-            data += _receive_some(sock, _FIRST, deadline, sender, fds)[0]
+            data += _receive_some(sock, _LENGTH.size - len(data), deadline, sender, fds)[0]
         (length,) = _LENGTH.unpack_from(data)
         if length > max_bytes:
             raise ProtocolError(f"a frame holds at most {max_bytes} bytes, {length} were announced")
@@ -125,7 +127,7 @@ def receive(
         while len(data) < length:
             data += _receive_some(sock, length - len(data), deadline, sender, fds)[0]
         if len(data) > length:
-            raise ProtocolError("a second frame came with the awaited one")
+            raise ProtocolError("more came than the awaited frame")
         try:
             message = _from_json(data.decode())
         except (ValueError, RecursionError) as error:

@@ -60,7 +60,7 @@ class Session:
         code = 4  # the session's own machinery is damaged; there is no way on
         try:
             while True:
-                message, fds, _ = wire.receive(self._sock)
+                message, fds, _ = wire.receive(self._sock, alone=True)
                 reply = self._answer(message, fds)
                 if self._getpid() != self._pid:  # a raw fork inside the cell came out here
                     break
