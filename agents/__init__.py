@@ -11,9 +11,11 @@ from trace_gym.messages import Agent
 AGENTS = {
     "scripted": "trace_gym.agents.scripted:ScriptedAgent",
     "transformers": "trace_gym.agents.transformers:TransformersAgent",
+    "vllm": "trace_gym.agents.vllm:VLLMAgent",
+    "vllm_server": "trace_gym.agents.vllm:VLLMServerAgent",
     "openai": "trace_gym.agents.openai:OpenAIAgent",
 }
-_EXTRAS = {"transformers": "train", "openai": "openai"}
+_EXTRAS = {"transformers": "train", "vllm": "vllm", "vllm_server": "vllm", "openai": "openai"}
 
 
 def make_agent(name: str, **options: Any) -> Agent:
@@ -21,7 +23,7 @@ def make_agent(name: str, **options: Any) -> Agent:
 
     Args:
         name: A key of `AGENTS`.
-        **options: Passed to the class. For ``transformers``, ``name_or_path`` loads a saved model.
+        **options: Passed to the class. For those with token ids, ``name_or_path`` loads a saved model.
 
     Raises:
         BadInputError: If the name or an option's value is not allowed.

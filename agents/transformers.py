@@ -1,16 +1,14 @@
 """A local model as an agent: batched decoding with exact token ids and log-probabilities.
 
-The decode loop is our own because ``generate`` samples from torch's global generator and keeps finished rows
-in the batch. Invariants:
+The decode loop is our own because ``generate`` samples from torch's global generator, keeps finished rows in the batch
+and forgets between turns what it has read. Invariants:
 
-- The answer to a request depends on the request alone, seed included: its uniforms come from a generator of
-  its own, and a batch is sorted before it is decoded, so the order of requests changes nothing. Among *other*
-  requests the answer is the same up to rounding, because floating-point sums depend on a batch's shape.
-- ``logprobs`` are ``log_softmax(logits / temperature)`` at the sampled ids in float32, before any top-p
-  truncation, as TRL's trainer computes them. With ``temperature=0`` (greedy) the logits are not scaled.
-
-Equal prompts are read once. Prompts are read in chunks of a few thousand tokens, on a CPU three times as fast
-as one large batch, and their keys and values go into one right-aligned buffer that decoding extends in place.
+- The answer to a request depends on the request alone, seed included: its uniforms come from a generator of its own,
+  and `complete` sorts its requests, so their order changes nothing. Among *other* requests the answer is the same up to
+  rounding, because floating-point sums depend on a batch's shape; what is in a batch is never a matter of timing.
+- ``logprobs`` are ``log_softmax(logits / temperature)`` at the sampled ids in float32, before any top-p truncation, as
+  TRL's trainer computes them. With ``temperature=0`` (greedy) the logits are not scaled.
+- Keys and values are kept from turn to turn within one `Generation` only, and never across a change of weights.
 """
 
 from __future__ import annotations
@@ -18,80 +16,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from trace_gym.agents.decoding import Decoder, Finished, Row, Sampler
+from trace_gym.agents.whole_batch import WholeBatchDecoder
 from trace_gym.chat import ChatEncoder
 from trace_gym.errors import BadInputError, InfrastructureError
 from trace_gym.messages import Completion, Request
-
-PREFILL_TOKENS = 2048
-GROWTH = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One request on its way through the decoder."""
-
-    index: int
-    ids: tuple[int, ...]
-    seed: int
-    limit: int
-
-    @property
-    def order(self) -> tuple[int, tuple[int, ...], int, int]:
-        """Sort key: neighbours have similar lengths, and the order of arrival does not matter."""
-        return len(self.ids), self.ids, self.seed, self.limit
-
-
-class _BufferLayer(DynamicLayer):
-    """Keys and values of one layer in a buffer with room to grow, [rows, heads, capacity, dim].
-
-    ``update`` writes behind the used part and returns views; ``reorder_cache`` moves only rows that change
-    place. The stock layer copies everything in both cases.
-    """
-
-    def __init__(self, rows: int, width: int, like: DynamicLayer) -> None:
-        super().__init__()
-        self._rows, self._used = rows, width
-        shape = (rows, like.keys.shape[1], width + GROWTH)
-        self._buffers = [x.new_zeros(*shape, x.shape[-1]) for x in (like.keys, like.values)]
-        self.dtype, self.device, self.is_initialized = like.keys.dtype, like.keys.device, True
-        self._expose()
-
-    def fill(self, rows: slice, source: torch.Tensor, layer: DynamicLayer) -> None:
-        """Write the prompts ``source`` of a prefilled layer to ``rows``, right-aligned."""
-        start = self._used - layer.keys.shape[2]
-        for buffer, new in zip(self._buffers, (layer.keys, layer.values), strict=True):
-            buffer[rows, :, start : self._used] = new[source]
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        end = self._used + key_states.shape[2]
-        if end > self._buffers[0].shape[2]:
-            self._buffers = [torch.nn.functional.pad(b, (0, 0, 0, GROWTH)) for b in self._buffers]
-        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[: self._rows, :, self._used : end] = new
-        self._used = end
-        return self._expose()
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        moved = torch.nonzero(beam_idx != torch.arange(len(beam_idx), device=beam_idx.device))[:, 0]
-        for buffer in self._buffers:
-            buffer[moved, :, : self._used] = buffer[beam_idx[moved], :, : self._used]
-        self._rows = len(beam_idx)
-        self._expose()
-
-    def _expose(self) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys, self.values = (b[: self._rows, :, : self._used] for b in self._buffers)
-        return self.keys, self.values
 
 
 class TransformersAgent:
@@ -104,9 +40,14 @@ class TransformersAgent:
         top_p: Samples from the smallest set of tokens with at least this probability; 1 turns it off.
         max_tokens: Longest answer in tokens; a request's own ``max_tokens`` can only lower it.
         batch_size: Most requests decoded together.
+        cache_bytes: Most bytes of keys and values to keep from turn to turn, for a `Generation`.
+        slack: Bursts of decoding that an environment may take before the others wait for it, see `Generation`. More
+            hide slower environments; then again fewer branches are decoded together.
 
     Attributes:
         max_context: The longest sequence that the model takes, in tokens; None if it has no limit.
+        on_read: Called with the token ids of rows right after the forward pass that read them, for who looks into the
+            model; None for nobody.
 
     Raises:
         BadInputError: If an argument is out of range or the tokenizer's template does not fit.
@@ -123,29 +64,49 @@ class TransformersAgent:
         top_p: float = 1.0,
         max_tokens: int = 512,
         batch_size: int = 256,
+        cache_bytes: int = 2**31,
+        slack: int = 1,
     ) -> None:
         """Check the arguments and find out what the model's forward accepts."""
         if temperature < 0 or not 0 < top_p <= 1:
             raise BadInputError(f"Need temperature >= 0 and 0 < top_p <= 1; got {temperature} and {top_p}.")
-        if max_tokens < 1 or batch_size < 1:
-            raise BadInputError(f"max_tokens and batch_size must be positive; got {max_tokens}, {batch_size}.")
+        for name, value, least in (
+            ("max_tokens", max_tokens, 1),
+            ("batch_size", batch_size, 1),
+            ("cache_bytes", cache_bytes, 0),
+            ("slack", slack, 0),
+        ):
+            if value < least:
+                raise BadInputError(f"{name} must be at least {least}; got {value}.")
         self.model = model
         self.encoder = ChatEncoder(tokenizer)
         self.temperature = temperature
         self.top_p = top_p
         self.max_tokens = max_tokens
         self.batch_size = batch_size
+        self.cache_bytes = cache_bytes
+        self.slack = slack
+        self.on_read: Callable[[Sequence[tuple[int, ...]]], None] | None = None
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._accepted = set(inspect.signature(type(base).forward).parameters)
-        self._config = base.config
         text_config = base.config.get_text_config(decoder=True)
         self.max_context: int | None = getattr(text_config, "max_position_embeddings", None)
-        self._is_plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=base.config).layers)
+        kinds = {type(layer) for layer in DynamicCache(config=base.config).layers}
+        self._keeps_all_tokens = kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
         # Some models end turns with several tokens; an ordinary token here is a config's untouched default.
         stops = getattr(getattr(base, "generation_config", None), "eos_token_id", None) or []
         stops = {stops} if isinstance(stops, int) else set(stops)
-        self._stops = torch.tensor(
-            sorted((stops & set(tokenizer.all_special_ids)) | {self.encoder.eos_id}), device=model.device
+        self._sampler = Sampler(
+            model=model,
+            config=base.config,
+            choose=self._choose,
+            text=self.encoder.text,
+            stops=torch.tensor(
+                sorted((stops & set(tokenizer.all_special_ids)) | {self.encoder.eos_id}), device=model.device
+            ),
+            pad=self.encoder.eos_id,
+            accepted=frozenset(inspect.signature(type(base).forward).parameters),
+            max_positions=self.max_context,
+            on_read=lambda rows: self.on_read(rows) if self.on_read is not None else None,
         )
         self._lock = threading.Lock()
 
@@ -177,9 +138,20 @@ class TransformersAgent:
             InfrastructureError: Kind ``generation``, if the model failed or its logits are not finite.
         """
         rows = [self._row(index, request) for index, request in enumerate(requests)]
-        return await asyncio.to_thread(self._complete, rows)
+        # Neighbours have similar lengths, and the order of arrival does not matter.
+        rows.sort(key=lambda row: (len(row.ids), row.ids, row.seed, row.limit))
+        answers: dict[int, Completion] = {}
+        decoder = self._decoder()
+        self._take(decoder, rows, answers.__setitem__)
+        while decoder.num_left:
+            await self._burst(decoder, answers.__setitem__)
+        return [answers[index] for index in range(len(requests))]
 
-    def _row(self, index: int, request: Request) -> _Row:
+    def generation(self) -> Generation:
+        """Return what answers requests side by side as they come, and keeps what it has read until it is closed."""
+        return Generation(self)
+
+    def _row(self, key: Any, request: Request, group: int = 0) -> Row:
         ids = request.prompt_ids
         if ids is None:
             ids = self.encoder.prompt(request.messages, request.tools)
@@ -187,113 +159,37 @@ class TransformersAgent:
         if not ids or limit < 1:
             raise BadInputError(f"A request needs a prompt and max_tokens >= 1; got {len(ids)} ids, {limit}.")
         if self.max_context is not None:
-            limit = min(limit, self.max_context - len(ids))
-        return _Row(index, tuple(ids), request.seed, limit)
+            limit = max(0, min(limit, self.max_context - len(ids)))
+        return Row(key, tuple(ids), request.seed, limit, group)
 
-    def _complete(self, rows: list[_Row]) -> list[Completion]:
-        answers = {row.index: Completion("", (), (), "length") for row in rows if row.limit < 1}
-        waiting = sorted((row for row in rows if row.limit > 0), key=lambda row: row.order)
+    def _decoder(self) -> Decoder | WholeBatchDecoder:
+        if self._keeps_all_tokens:
+            return Decoder(self._sampler, self.batch_size, self.cache_bytes)
+        return WholeBatchDecoder(self._sampler, self.batch_size)
+
+    @staticmethod
+    def _take(decoder: Decoder | WholeBatchDecoder, rows: Sequence[Row], finished: Finished) -> None:
+        """Hand rows to a decoder; those without room in the context are done."""
+        for row in rows:
+            if row.limit:
+                decoder.waiting.append(row)
+            else:
+                finished(row.key, Completion("", (), (), "length"))
+
+    async def _burst(self, decoder: Decoder | WholeBatchDecoder, finished: Finished) -> None:
+        """Let a decoder work for a while in a thread."""
+        await asyncio.to_thread(self._work, decoder, finished)
+
+    def _work(self, decoder: Decoder | WholeBatchDecoder, finished: Finished) -> None:
         with self._lock, torch.inference_mode():
             was_training = self.model.training
             self.model.eval()
             try:
-                for batch in self._batches(waiting):
-                    answers.update(self._decode(batch))
+                decoder.burst(finished)
             except (RuntimeError, MemoryError) as error:
                 raise InfrastructureError("generation", f"{type(error).__name__}: {error}") from error
             finally:
                 self.model.train(was_training)
-        return [answers[row.index] for row in rows]
-
-    def _batches(self, rows: list[_Row]) -> Iterator[list[_Row]]:
-        for start in range(0, len(rows), self.batch_size):
-            yield rows[start : start + self.batch_size]
-
-    def _decode(self, rows: list[_Row]) -> dict[int, Completion]:
-        """Answer one batch; rows that are done leave it."""
-        logits, cache, mask = self._prefill(rows)
-        device = logits.device
-        limits = torch.tensor([row.limit for row in rows], device=device)
-        longest = int(limits.max())
-        draws = np.stack([np.random.default_rng(row.seed).random(longest, np.float32) for row in rows])
-        # Below 1 by more than rounding can undo: u * mass must stay under the last step of the CDF.
-        uniforms = torch.from_numpy(draws).clamp(max=1 - 2**-22).to(device)
-        positions = mask.sum(dim=1)
-        alive = torch.arange(len(rows), device=device)
-        width = mask.shape[1]
-        mask = torch.nn.functional.pad(mask, (0, longest), value=1)
-        ids = torch.zeros(len(rows), longest, dtype=torch.long, device=device)
-        logprobs = torch.zeros(len(rows), longest, device=device)
-        lengths = limits.clone()
-        for step in range(longest):
-            chosen, logprob = self._choose(logits, uniforms[alive, step])
-            ids[alive, step], logprobs[alive, step] = chosen, logprob
-            is_done = torch.isin(chosen, self._stops) | (limits[alive] == step + 1)
-            if is_done.any():
-                lengths[alive[is_done]] = step + 1
-                kept = _compact(~is_done)
-                if not len(kept):
-                    break
-                cache.reorder_cache(kept)
-                alive, chosen, mask = alive[kept], chosen[kept], mask[kept]
-            logits = self._forward(chosen[:, None], mask[:, : width + step + 1], positions[alive, None] + step, cache)
-        return self._completions(rows, ids, logprobs, lengths)
-
-    def _prefill(self, rows: list[_Row]) -> tuple[torch.Tensor, DynamicCache, torch.Tensor]:
-        """Read the prompts; return the next logits [B, V], the cache, and the prompt mask [B, P]."""
-        width = len(rows[-1].ids)
-        prompts = list(dict.fromkeys(row.ids for row in rows))
-        place = {prompt: i for i, prompt in enumerate(prompts)}
-        source = torch.tensor([place[row.ids] for row in rows], device=self.model.device)
-        joint: list[_BufferLayer] = []
-        logits = []
-        for start, end in self._chunks(prompts):
-            ids, mask = self._left_pad(prompts[start:end])
-            cache = DynamicCache(config=self._config)
-            logits.append(self._forward(ids, mask, (mask.cumsum(dim=1) - 1).clamp(min=0), cache))
-            if self._is_plain:
-                joint = joint or [_BufferLayer(len(rows), width, layer) for layer in cache.layers]
-                # Rows are sorted, so those of a chunk lie together.
-                inside = torch.nonzero((source >= start) & (source < end))[:, 0]
-                block = slice(int(inside[0]), int(inside[-1]) + 1)
-                for target, layer in zip(joint, cache.layers, strict=True):
-                    target.fill(block, source[block] - start, layer)
-        if self._is_plain:
-            cache.layers = joint
-        else:
-            cache.reorder_cache(source)
-        _, mask = self._left_pad([row.ids for row in rows])
-        return torch.cat(logits)[source], cache, mask
-
-    def _chunks(self, prompts: list[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-        """Split prompts, shortest first, into ranges of about `PREFILL_TOKENS` padded tokens."""
-        start = 0
-        for end in range(1, len(prompts) + 1):
-            is_last = end == len(prompts)
-            # Sliding windows and recurrent states cannot be written into a joint buffer: one chunk.
-            if is_last or (self._is_plain and len(prompts[end]) * (end + 1 - start) > PREFILL_TOKENS):
-                yield start, end
-                start = end
-
-    def _left_pad(self, prompts: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
-        width = max(map(len, prompts))
-        ids = np.full((len(prompts), width), self.encoder.eos_id, dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = prompt
-            mask[row, width - len(prompt) :] = 1
-        device = self.model.device
-        return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
-
-    def _forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: DynamicCache
-    ) -> torch.Tensor:
-        """Return the logits after the last token of each row, [B, V]."""
-        options: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1}
-        options = {name: value for name, value in options.items() if name in self._accepted}
-        output = self.model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
-        last: torch.Tensor = output.logits[:, -1]
-        return last
 
     def _choose(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Pick a token per row by inverse CDF: the first whose cumulative probability exceeds u * mass."""
@@ -317,26 +213,37 @@ class TransformersAgent:
                 chosen = order.gather(1, chosen)
         return chosen[:, 0], logprobs.gather(1, chosen)[:, 0]
 
-    def _completions(
-        self, rows: list[_Row], ids: torch.Tensor, logprobs: torch.Tensor, lengths: torch.Tensor
-    ) -> dict[int, Completion]:
-        stops = set(self._stops.tolist())
-        answers = {}
-        for row, sampled, logprob, length in zip(rows, ids.tolist(), logprobs.tolist(), lengths.tolist(), strict=True):
-            tokens, values = tuple(sampled[:length]), tuple(logprob[:length])
-            if not np.isfinite(values).all():
-                raise InfrastructureError("generation", "The model's logits are not finite.")
-            reason: Literal["stop", "length"] = "stop" if tokens[-1] in stops else "length"
-            answers[row.index] = Completion(self.encoder.text(tokens), tokens, values, reason, length)
-        return answers
 
+class Generation:
+    """Answers requests side by side as they come; see `trace_gym.batching.Generation`.
 
-def _compact(is_kept: torch.Tensor) -> torch.Tensor:
-    """Return the indices of the kept rows, [K], such that as many as possible stay in their place.
+    Args:
+        agent: Whose model and settings to use.
 
-    Holes among the first K places are filled with kept rows from behind them.
+    Attributes:
+        slack: See there.
+        num_read: Prompt tokens that the model has read so far; kept prefixes are not read again.
     """
-    kept = torch.nonzero(is_kept)[:, 0]
-    order = torch.arange(len(kept), device=kept.device)
-    order[~is_kept[: len(kept)]] = kept[kept >= len(kept)]
-    return order
+
+    def __init__(self, agent: TransformersAgent) -> None:
+        """Start with nothing known."""
+        self.slack = agent.slack
+        self._agent = agent
+        self._decoder = agent._decoder()
+
+    @property
+    def num_read(self) -> int:
+        """See the class."""
+        return self._decoder.num_read
+
+    async def burst(
+        self, requests: Sequence[tuple[Any, Request]], finished: Finished, closed: Sequence[int] = ()
+    ) -> None:
+        """Take in requests, work for a while, and give every answer away as soon as it is there."""
+        for tree in closed:
+            self._decoder.release(tree)
+        rows = [self._agent._row(key, request, key[0]) for key, request in requests]
+        self._agent._take(self._decoder, rows, finished)
+        if self._decoder.num_left:
+            deliver: Callable[..., Any] = asyncio.get_running_loop().call_soon_threadsafe
+            await self._agent._burst(self._decoder, lambda key, answer: deliver(finished, key, answer))

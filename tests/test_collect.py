@@ -735,6 +735,7 @@ def test_an_interrupt_ends_the_program_although_steps_hang(batched):
     with process:
         try:
             assert process.stdout.readline() == "hangs\n"
+            time.sleep(0.3)  # a signal between giving up the GIL and waiting for events wakes no event loop: CPython's
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=20)
         finally:

@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("envs", "agents", "training", "assets")
 FLOORS = (
-    "errors cache messages snapshot check tree tool_text tool_json tool_pythonic tool_fence tool_react tool_formats "
-    "chat budget allocation text_features predictor targets advantages "
-    "batching collect record evaluate viewer cli"
+    "errors cache processes messages snapshot check task_list mixture tree tool_text tool_json tool_pythonic "
+    "tool_fence tool_react tool_formats chat budget allocation text_features predictor targets advantages "
+    "batching executor env_calls collect record evaluate viewer cli"
 ).split()
 
 

@@ -55,3 +55,4 @@ ENVS = {
 
 for _id, _entry_point in ENVS.items():
     gymnasium.register(id=_id, entry_point=_entry_point)
+gymnasium.register(id="trace_gym/Mixture-v0", entry_point="trace_gym.mixture:MixtureEnv")  # of those above, or others

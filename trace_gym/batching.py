@@ -1,34 +1,88 @@
-"""Calls side by side: one batch for all live branches, environment calls in threads, and clean ends.
+"""Answers side by side: live branches share an agent's batch, leave it one by one, and come back without a clock.
 
-Nothing here waits for ever: a call of an agent has a deadline, and a thread that hangs does not keep the program from
-ending.
+A batched agent works in bursts. For each of them some branches are *due*; it starts once every one of these has asked
+or has ended, however long its environment takes, and those that asked early wait for their turn. So what the agent gets
+in a burst depends on what was said and played before, never on how fast: equal seeds give equal batches, and with them
+equal rounding. While an environment plays, the agent works on the other branches, since a branch is due again only
+``slack`` bursts after the burst that follows its answer.
+
+Nothing here waits for ever: a burst has a deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 from trace_gym.errors import BadInputError, InfrastructureError
 from trace_gym.messages import Agent, Completion, Request
 
 T = TypeVar("T")
-_Waiting = tuple[tuple[int, ...], Request, asyncio.Future[Completion]]
+Key = tuple[int, ...]
+
+
+class Generation(Protocol):
+    """What a batched agent may offer, as ``agent.generation()``, to answer continuously.
+
+    It lives as long as the trees of a round grow; what it keeps of their prefixes goes with it.
+
+    Attributes:
+        slack: Bursts that a branch may miss while its environment plays.
+    """
+
+    slack: int
+
+    async def burst(
+        self,
+        requests: Sequence[tuple[Key, Request]],
+        finished: Callable[[Key, Completion], None],
+        closed: Sequence[int] = (),
+    ) -> None:
+        """Take in requests, work for a while, and return; what is not finished goes on in the next burst.
+
+        Args:
+            requests: What to continue, by the branch's key (its tree first), in canonical order.
+            finished: To be called, in the thread of the event loop, with each answer as soon as it is there.
+            closed: Trees for which nothing needs to be kept any more.
+
+        Raises:
+            InfrastructureError: If the backend failed; all unfinished requests are then lost.
+        """
+        ...
+
+
+class _WholeAnswers:
+    """Bursts of an agent that answers all requests at once."""
+
+    slack = 0
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def burst(
+        self,
+        requests: Sequence[tuple[Key, Request]],
+        finished: Callable[[Key, Completion], None],
+        closed: Sequence[int] = (),
+    ) -> None:
+        completions = await _ask(self._agent, [request for _, request in requests])
+        for (key, _), completion in zip(requests, completions, strict=True):
+            finished(key, completion)
 
 
 class Batch:
-    """Gathers the requests of all live branches into one call of a batched agent.
+    """Gathers the requests of all live branches for one agent.
+
+    A branch is known by its key, of which the first number names its tree.
 
     Args:
         agent: Who answers; one that is not batched gets every request as it comes.
-        timeout_s: Deadline of one call.
+        timeout_s: Deadline of one burst, or of one call of an agent that is not batched.
 
     Attributes:
-        live: Branches that are being played; a batch is sent once all of them wait for an answer.
         seconds: Wall-clock seconds during which the agent was working.
     """
 
@@ -37,95 +91,134 @@ class Batch:
         self.agent = agent
         self.timeout_s = timeout_s
         self.seconds = 0.0
-        self.live = 0
-        self._waiting: list[_Waiting] = []
-        self._flushing: set[asyncio.Task[None]] = set()
+        self._generation = self._begin()
+        self._now = 0  # number of the next burst
+        self._due: dict[Key, int] = {}  # for each branch that is not being answered: the burst that waits for it
+        self._waiting: dict[Key, Request] = {}
+        self._answers: dict[Key, asyncio.Future[Completion]] = {}  # to branches that wait or are being answered
+        self._live: dict[int, set[Key]] = {}  # branches by tree
+        self._over: dict[int, int] = {}  # by tree: the burst before which its last branch ended
+        self._task: asyncio.Task[None] | None = None
+        self._is_broken = False
+        self._num_working = 0
         self._since = 0.0
 
-    async def complete(self, key: tuple[int, ...], request: Request) -> Completion:
-        """Answer one branch; ``key`` is its place, which orders the batch.
+    def enter(self, keys: Iterable[Key], after: Key | None = None) -> None:
+        """Announce branches, before any of them asks; ``after`` is the live branch that they continue."""
+        due = self._now if after is None else self._due[after] + self._generation.slack
+        for key in keys:
+            self._due[key] = due
+            self._live.setdefault(key[0], set()).add(key)
+
+    def leave(self, key: Key) -> None:
+        """Say that a branch has ended."""
+        tree, due = key[0], self._due.pop(key)
+        self._live[tree].remove(key)
+        self._over[tree] = max(due, self._over.get(tree, 0))
+        self._go_on()
+
+    async def complete(self, key: Key, request: Request) -> Completion:
+        """Answer one branch.
 
         Raises:
             InfrastructureError: If the agent failed or missed its deadline.
         """
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append((key, request, future))
-        self._flush_if_ready()
-        return await future
-
-    def leave(self) -> None:
-        """Say that a branch has ended."""
-        self.live -= 1
-        self._flush_if_ready()
+        if not self.agent.batched:
+            with self._working():
+                return (await self._in_time(_ask(self.agent, [request])))[0]
+        self._waiting[key] = request
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._answers[key] = answer
+        self._go_on()
+        return await answer
 
     async def close(self) -> None:
-        """Cancel the calls that nobody waits for any more."""
-        for task in self._flushing:
-            task.cancel()
-        await asyncio.gather(*self._flushing, return_exceptions=True)
+        """Cancel what nobody waits for any more."""
+        self._is_broken = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
-    def _flush_if_ready(self) -> None:
-        if self._waiting and (not self.agent.batched or len(self._waiting) == self.live):
-            batch, self._waiting = sorted(self._waiting, key=lambda item: item[0]), []
-            if not self._flushing:
-                self._since = time.perf_counter()
-            task = asyncio.get_running_loop().create_task(self._flush(batch))
-            self._flushing.add(task)
-            task.add_done_callback(self._flushed)
+    def _begin(self) -> Generation:
+        begin: Callable[[], Generation] | None = getattr(self.agent, "generation", None)
+        return begin() if begin is not None else _WholeAnswers(self.agent)
 
-    def _flushed(self, task: asyncio.Task[None]) -> None:
-        self._flushing.discard(task)
-        if not self._flushing:
-            self.seconds += time.perf_counter() - self._since
+    def _go_on(self) -> None:
+        """Start a burst if there is something to do and nobody is missing."""
+        if self._task is not None or self._is_broken or not self._answers:
+            return
+        if len(self._waiting) == len(self._answers):  # nothing to go on with: the next burst is for those due first
+            self._now = max(self._now, min(self._due.values()))
+        if all(key in self._waiting for key, due in self._due.items() if due <= self._now):
+            self._task = asyncio.get_running_loop().create_task(self._burst())
+            self._task.add_done_callback(self._burst_ended)
 
-    async def _flush(self, batch: list[_Waiting]) -> None:
+    async def _burst(self) -> None:
+        keys = sorted(key for key in self._waiting if self._due[key] <= self._now)
+        requests = [(key, self._waiting.pop(key)) for key in keys]
+        for key in keys:
+            del self._due[key]
+        closed = [tree for tree, due in self._over.items() if due <= self._now and not self._live[tree]]
+        for tree in closed:
+            del self._over[tree]
         try:
-            completions = await self._ask([request for _, request, _ in batch])
-        except Exception as error:  # reaches every branch that waits for it
-            self._fail(batch, error)
-        else:
-            for (_, _, future), completion in zip(batch, completions, strict=True):
-                if not future.done():
-                    future.set_result(completion)
-        finally:
-            for _, _, future in batch:
-                future.cancel()  # does nothing unless this task was cancelled
+            with self._working():
+                await self._in_time(self._generation.burst(requests, self._finished, closed))
+        except Exception as error:  # reaches every branch that is being answered
+            self._generation = self._begin()
+            for key in [key for key in self._answers if key not in self._waiting]:
+                self._answered(key).set_exception(error)
+        self._now += 1
 
-    async def _ask(self, requests: list[Request]) -> list[Completion]:
+    def _burst_ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if task.cancelled():
+            self._is_broken = True
+            for answer in self._answers.values():
+                answer.cancel()
+        self._go_on()
+
+    def _finished(self, key: Key, completion: Completion) -> None:
+        if key in self._answers:  # else the burst was given up
+            self._answered(key).set_result(completion)
+
+    def _answered(self, key: Key) -> asyncio.Future[Completion]:
+        """Let a branch play; return the answer to be given, or some other future if nobody waits for it any more."""
+        self._due[key] = self._now + 1 + self._generation.slack
+        answer = self._answers.pop(key)
+        return answer if not answer.done() else asyncio.get_running_loop().create_future()
+
+    async def _in_time(self, call: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(self.timeout_s) as clock:
-                completions = await self.agent.complete(requests)
+                return await call
         except TimeoutError:
             if not clock.expired():  # the agent's own
                 raise
             raise InfrastructureError("deadline", f"the agent took longer than {self.timeout_s} s") from None
-        if len(completions) != len(requests):
-            raise BadInputError(
-                f"{type(self.agent).__name__} gave {len(completions)} completions for {len(requests)} requests; "
-                "an agent answers every request, in order."
-            )
-        return completions
 
-    @staticmethod
-    def _fail(batch: list[_Waiting], error: Exception) -> None:
-        for _, _, future in batch:
-            if not future.done():
-                future.set_exception(error)
-
-
-def in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-    """Run a call in a thread of its own that does not keep the program from ending."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # from here on nobody can cancel it
-
-    def work() -> None:
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Count the time in which the agent works, once however many calls run."""
+        if not self._num_working:
+            self._since = time.perf_counter()
+        self._num_working += 1
         try:
-            future.set_result(function(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
+            yield
+        finally:
+            self._num_working -= 1
+            if not self._num_working:
+                self.seconds += time.perf_counter() - self._since
 
-    threading.Thread(target=work, name="trace_gym_env", daemon=True).start()
-    return future
+
+async def _ask(agent: Agent, requests: list[Request]) -> list[Completion]:
+    completions = await agent.complete(requests)
+    if len(completions) != len(requests):
+        raise BadInputError(
+            f"{type(agent).__name__} gave {len(completions)} completions for {len(requests)} requests; "
+            "an agent answers every request, in order."
+        )
+    return completions
 
 
 async def gather(calls: Sequence[Awaitable[T]]) -> list[T]:

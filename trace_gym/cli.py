@@ -1,4 +1,4 @@
-"""The command line: ``trace-gym train | eval | view | data | serve | check``.
+"""The command line: ``trace-gym train | merge | eval | view | data | serve | check``.
 
 The only file of the hub that names the rooms, inside the command functions, so that ``trace-gym --help`` is quick and
 a missing extra is one line.
@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trace-gym", description=(trace_gym.__doc__ or "").split("\n")[0])
     parser.add_argument("--version", action="version", version=trace_gym.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_train, _add_eval, _add_view, _add_data, _add_serve, _add_check):
+    for add in (_add_train, _add_merge, _add_eval, _add_view, _add_data, _add_serve, _add_check):
         add(commands)
     arguments = parser.parse_args(argv)
     try:
@@ -69,6 +70,9 @@ def _add_train(commands: Any) -> None:
     parser.add_argument(
         "--resume", metavar="FOLDER", help="go on with an interrupted run; takes its options from there"
     )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="options from a TOML or JSON file; those given here win"
+    )
     parser.add_argument("--quick", action="store_true", help="the short form of the default run, about three minutes")
     from trace_gym.training.run_config import TrainConfig
 
@@ -79,24 +83,55 @@ def _add_train(commands: Any) -> None:
 def _train(arguments: argparse.Namespace) -> int:
     from trace_gym.agents import make_agent
     from trace_gym.training.run_config import TrainConfig
+    from trace_gym.training.terminal import TerminalView, can_draw
     from trace_gym.training.train import train
 
-    def agent_factory(model: Any, tokenizer: Any, **options: Any) -> Any:
-        return make_agent("transformers", model=model, tokenizer=tokenizer, **options)
+    def agent_factory(model: Any, tokenizer: Any, *, name: str = "transformers", **options: Any) -> Any:
+        return make_agent(name, model=model, tokenizer=tokenizer, **options)
 
     if arguments.resume:
         config = TrainConfig.load(arguments.resume)
     else:
-        given = _given_fields(arguments, TrainConfig)
+        given = {
+            **(TrainConfig.read(arguments.config) if arguments.config else {}),
+            **_given_fields(arguments, TrainConfig),
+        }
         if arguments.quick:
             quick_env = {"env_kwargs": QUICK_ENV} if given.get("env", TrainConfig.env) == TrainConfig.env else {}
             given = {**QUICK, **quick_env, **given}
-        config = TrainConfig(**given)
+        config = TrainConfig.make(given)
     try:
-        train(config, agent_factory, resume=bool(arguments.resume), progress=_say)
+        with ExitStack() as stack:
+            view = stack.enter_context(TerminalView()) if can_draw() else None
+            train(
+                config,
+                agent_factory,
+                resume=bool(arguments.resume),
+                progress=view.say if view else _say,
+                watch=view.show if view else None,
+            )
     except KeyboardInterrupt:
         print(f"\ntrace-gym: interrupted. Go on with: trace-gym train --resume {config.out}", file=sys.stderr)
         return 130
+    return 0
+
+
+# merge
+
+
+def _add_merge(commands: Any) -> None:
+    parser = commands.add_parser("merge", help="merge a LoRA adapter into its base model")
+    parser.add_argument(
+        "source", metavar="RUN_OR_ADAPTER", help="folder of a run, of one of its methods, or an adapter"
+    )
+    parser.add_argument("out", metavar="OUT", help="folder of the merged model; must be new or empty")
+    parser.set_defaults(run=_merge)
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    from trace_gym.training.merge import merge_adapter
+
+    print(f"{merge_adapter(arguments.source, arguments.out)} and its base model: {arguments.out}")
     return 0
 
 
@@ -105,9 +140,11 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _add_eval(commands: Any) -> None:
     parser = commands.add_parser("eval", help="measure an agent on an environment")
-    parser.add_argument("--agent", required=True, help="scripted, transformers or openai")
-    parser.add_argument("--model", help="model name or folder (transformers), or name at the endpoint (openai)")
-    parser.add_argument("--base-url", help="endpoint of the openai agent; default: the SDK's own")
+    parser.add_argument("--agent", required=True, help="scripted, transformers, vllm, vllm_server or openai")
+    parser.add_argument("--model", help="model name or folder, or name at the endpoint (openai)")
+    parser.add_argument(
+        "--base-url", help="endpoint; default: the SDK's own (openai), or http://localhost:8000 (vllm_server)"
+    )
     parser.add_argument("--env", default="trace_gym/MathCode-v0", help="id of the environment (default: %(default)s)")
     parser.add_argument(
         "--env-kwargs", type=_json_object, default={}, metavar="JSON", help='such as \'{"split": "eval"}\''
@@ -136,10 +173,12 @@ def _eval(arguments: argparse.Namespace) -> int:
         raise BadInputError(f"--agent {arguments.agent} needs --model.")
     else:
         options = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
-    if arguments.agent == "transformers":
+    if arguments.agent in ("transformers", "vllm", "vllm_server"):
         options["name_or_path"] = arguments.model
     elif arguments.agent == "openai":
         options |= {"model": arguments.model, "base_url": arguments.base_url}
+    if arguments.agent == "vllm_server" and arguments.base_url:
+        options["base_url"] = arguments.base_url
 
     make_env = _env_maker(arguments.env, kwargs)
     env = make_env()
@@ -395,10 +434,19 @@ def _add_fields(parser: argparse.ArgumentParser, config: Any) -> None:
     parsers: dict[Any, Callable[[str], Any]] = {
         int: int,
         float: float,
+        dict[str, Any]: _json_object,
         dict[str, Any] | None: _json_object,
         tuple[str, ...]: _names,
+        tuple[float, ...]: _numbers,
     }
-    shapes = {int: "N", float: "X", dict[str, Any] | None: "JSON", tuple[str, ...]: "A,B"}
+    shapes = {
+        int: "N",
+        float: "X",
+        dict[str, Any]: "JSON",
+        dict[str, Any] | None: "JSON",
+        tuple[str, ...]: "A,B",
+        tuple[float, ...]: "X,Y",
+    }
     for field in dataclasses.fields(config):
         kind = hints[field.name]
         default = field.default_factory() if callable(field.default_factory) else field.default
@@ -429,6 +477,10 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(number) for number in _names(text))
 
 
 def _say(line: str) -> None:

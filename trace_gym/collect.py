@@ -8,41 +8,39 @@ keeps neither its place among the threads nor the program from ending.
 What broke around a task (`InfrastructureError`, a state that does not replay) is recorded on the tree. A programming
 error ends the round at once: nobody is asked anything any more, and closing the collector closes every environment.
 
-Determinism: seeds are derived from a branch's place in the tree, never from the order of events; a batched agent gets
-the requests of all live branches in one call, in canonical order; trees are put together in canonical order at the end.
+Determinism: seeds are derived from a branch's place in the tree, never from the order of events; what a batched agent
+is asked together is no matter of timing (`trace_gym.batching`); trees are put together in canonical order at the end.
+
+Several processes: each resets its share of the prompts, process 0's allocation goes for all, prompts are dealt by the
+rollouts they got (their states travel as bytes), and every process returns all trees. A tree is grown by one process.
 
 Left out: a rollout of a single turn has no prefix to continue, and its expansions are then not spent elsewhere.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future, wait
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from trace_gym.allocation import Allocator
-from trace_gym.batching import Batch, gather, in_thread
+from trace_gym.batching import Batch, gather
 from trace_gym.budget import Cost
 from trace_gym.chat import ChatEncoder
+from trace_gym.env_calls import AnEnv, EnvCalls, EnvPool
 from trace_gym.errors import BadInputError, InfrastructureError, ReplayDivergenceError
+from trace_gym.executor import AnyEnv, Envs, LocalEnvs, MakeEnv
 from trace_gym.messages import Agent, Completion, Failure, Message, Request
 from trace_gym.predictor import Predictor
+from trace_gym.processes import ALONE, Processes, deal, merge
 from trace_gym.snapshot import EnvState, load_state, save_state
-from trace_gym.tree import NO_PARENT, ROOT, Node, Prefix, RolloutTree
-
-AnyEnv = gymnasium.Env[Any, Any]
-T = TypeVar("T")
+from trace_gym.tree import NO_PARENT, ROOT, Node, Prefix, RolloutTree, Status
 
 _WORLD, _SAMPLING, _STAGE_1, _STAGE_2 = range(4)  # independent random streams of a run
-_CLOSE_S = 2.0  # how long closing waits for environments that were given up
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,9 @@ class Collection:
         values: Predicted success probability of each candidate before anything was played, [B].
         counts: Bare rollouts given to each candidate, [B].
         cost: What was spent.
-        seconds: Wall-clock seconds by phase: predict, generate, environment (stepping and restoring), grade.
+        seconds: Wall-clock seconds by phase: predict; generate (the agent works, whatever else happens); grade;
+            environment (the rest: waiting for steps and restores); of several processes this one's, with wait: for
+            the slowest of them.
     """
 
     trees: tuple[RolloutTree, ...]
@@ -98,10 +98,12 @@ class Collector:
             reaches the agent's own ``max_context``, where it has one. A first prompt that leaves no room for an answer
             is a failure of kind ``context``: nobody is asked and nobody scored.
         step_timeout_s: Deadline of one environment call; past it the episode is failed and the environment given up.
-        completion_timeout_s: Deadline of one call of the agent.
+        completion_timeout_s: Deadline of one call, or one burst, of the agent.
         workers: Environment calls that run at the same time; calls past their deadline do not count.
         keep_states: Keep every turn's state on its node. Costs memory: live states may own processes.
         seed: Seed of every random choice.
+        processes: Who collects together; all of them make the same calls.
+        executor: Where the environments live, see `trace_gym.executor.get_executor`.
 
     Raises:
         BadInputError: If a number is out of range.
@@ -109,7 +111,7 @@ class Collector:
 
     def __init__(
         self,
-        make_env: Callable[[], AnyEnv],
+        make_env: MakeEnv,
         agent: Agent,
         *,
         allocator: Allocator,
@@ -123,12 +125,16 @@ class Collector:
         workers: int = 8,
         keep_states: bool = False,
         seed: int = 0,
+        processes: Processes = ALONE,
+        executor: Callable[[MakeEnv], Envs] = LocalEnvs,
     ) -> None:
         """Store the parts; environments are made when they are needed."""
         if expansions < 0 or seed < 0 or workers < 1:
             raise BadInputError(
                 f"expansions and seed must not be negative, workers at least 1; got {expansions}, {seed} and {workers}."
             )
+        if keep_states and processes.size > 1:
+            raise BadInputError("keep_states needs a single process: states stay in the process that played them.")
         self.agent = agent
         self.allocator = allocator
         self.predictor = predictor
@@ -141,11 +147,9 @@ class Collector:
         self.completion_timeout_s = completion_timeout_s
         self.keep_states = keep_states
         self.seed = seed
-        self._make_env = make_env
         self.workers = workers
-        self._idle: list[AnyEnv] = []
-        self._closing: set[Future[None]] = set()
-        self._env_id = ""
+        self.processes = processes
+        self._pool = EnvPool(executor(make_env))
 
     async def collect(self, task_ids: Sequence[str], budget: int, step: int = 0) -> Collection:
         """Predict, allocate ``budget`` bare rollouts over the tasks, and grow their trees."""
@@ -163,9 +167,7 @@ class Collector:
 
     def close(self) -> None:
         """Close every environment; a collector can be closed twice. One that hangs is not waited for."""
-        while self._idle:
-            self._idle.pop().close()
-        wait(tuple(self._closing), _CLOSE_S)
+        self._pool.close()
 
     def __enter__(self) -> Collector:
         """Return the collector; leaving the block closes it."""
@@ -174,13 +176,6 @@ class Collector:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
-
-    def _give_up(self, env: AnyEnv, running: Future[Any]) -> None:
-        """Close an environment in which a call still runs: now, and again in case the call opens something anew."""
-        closing = in_thread(env.close)
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-        running.add_done_callback(lambda _: env.close())
 
     def rng(self, stream: int, *place: int) -> np.random.Generator:
         """Return the generator of a place in the run; equal places get equal generators."""
@@ -194,11 +189,10 @@ class _Round:
         self.c = collector
         self.task_ids = list(task_ids)
         self.step = step
-        self.seconds = {"predict": 0.0, "grade": 0.0}
+        self.predict_seconds = 0.0
         self.batch = Batch(collector.agent, collector.completion_timeout_s)
+        self.envs = EnvCalls(collector._pool, collector.workers, collector.step_timeout_s)
         self.played: list[_Branch] = []
-        self._slots = asyncio.Semaphore(collector.workers)
-        self._lent: dict[int, AnyEnv] = {}
 
     async def run(self, budget: int, counts: NDArray[np.int64] | None) -> Collection:
         try:
@@ -208,36 +202,57 @@ class _Round:
 
     async def grow(self, budget: int, counts: NDArray[np.int64] | None) -> Collection:
         start = time.perf_counter()
-        prompts = await gather([self.begin(i, task_id) for i, task_id in enumerate(self.task_ids)])
-        prefixes = [Prefix(task_id, node.messages) for task_id, (node, _) in zip(self.task_ids, prompts, strict=True)]
-        values = self.predict(prefixes)
+        prompts, states = await self.begin_all()
+        values = self.predict([Prefix.of(self.task_ids[i], [node]) for i, node in enumerate(prompts)])
         if counts is None:
             counts = np.zeros(len(prompts), dtype=np.int64)
-            is_set_up = np.array([state is not None for _, state in prompts], dtype=bool)
+            is_set_up = np.array([node.status != "failed" for node in prompts], dtype=bool)
             counts[is_set_up] = self.c.allocator.roots(values[is_set_up], budget, self.c.rng(_STAGE_1, self.step))
-        roots = [
-            _Branch((i, j), state, [replace(node, value=float(values[i]))])
-            for i, (node, state) in enumerate(prompts)
-            if state is not None
-            for j in range(int(counts[i]))
-        ]
-        self.batch.live += len(roots)
+        values, counts = self.c.processes.gather((values, counts))[0]
+        prompts = [replace(node, value=float(value)) for node, value in zip(prompts, values, strict=True)]
+        owners = deal(counts.tolist(), self.c.processes.size)
+        states = self.dealt({i: state for i, state in states.items() if counts[i]}, owners)
+        roots = [_Branch((i, j), state, [prompts[i]]) for i, state in states.items() for j in range(int(counts[i]))]
+        self.batch.enter(branch.key for branch in roots)
         await gather([self.play(branch) for branch in roots])
-        trees = self.build([replace(node, value=float(v)) for (node, _), v in zip(prompts, values, strict=True)])
+        waiting = time.perf_counter()
+        own = {i: tree for i, tree in enumerate(self.build(prompts)) if owners[i] == self.c.processes.rank}
+        trees = merge(self.c.processes.gather(own))
         total = time.perf_counter() - start
-        self.seconds["generate"] = self.batch.seconds
-        self.seconds["environment"] = max(0.0, total - sum(self.seconds.values()))
+        seconds = {
+            "predict": self.predict_seconds,
+            "generate": self.batch.seconds,
+            "grade": self.envs.grade_seconds,
+        }
+        if self.c.processes.size > 1:
+            seconds["wait"] = time.perf_counter() - waiting
+        seconds["environment"] = max(0.0, total - sum(seconds.values()))
         cost = replace(sum((Cost.of(tree) for tree in trees), Cost()), seconds=total)
-        return Collection(tuple(trees), values, counts, cost, self.seconds)
+        return Collection(tuple(trees), values, counts, cost, seconds)
+
+    async def begin_all(self) -> tuple[list[Node], dict[int, EnvState]]:
+        """Return all prompts, and the states of those that this process has set up, by prompt."""
+        crew = self.c.processes
+        mine = range(crew.rank, len(self.task_ids), crew.size)
+        begun = dict(zip(mine, await gather([self.begin(i, self.task_ids[i]) for i in mine]), strict=True))
+        prompts = merge(crew.gather({i: node for i, (node, _) in begun.items()}))
+        return prompts, {i: state for i, (_, state) in begun.items() if state is not None}
+
+    def dealt(self, states: dict[int, EnvState], owners: Sequence[int]) -> dict[int, EnvState]:
+        """Hand over states as bytes; return those of this process's prompts, in order."""
+        crew = self.c.processes
+        sent = {i: state.to_bytes() for i, state in states.items() if owners[i] != crew.rank}
+        kept = {i: state for i, state in states.items() if owners[i] == crew.rank}
+        for part in crew.gather(sent):
+            kept |= {i: EnvState.from_bytes(data) for i, data in part.items() if owners[i] == crew.rank}
+        return dict(sorted(kept.items()))
 
     async def begin(self, index: int, task_id: str) -> tuple[Node, EnvState | None]:
         """Reset once per prompt, so that all its rollouts share one start."""
         seed = int(self.c.rng(_WORLD, self.step, index).integers(2**31))
         try:
-            async with self.lend() as env:
-                await self.call(env, env.reset, seed=seed, options={"task_id": task_id})
-                info = env.unwrapped.info()  # type: ignore[attr-defined]
-                state = await self.call(env, save_state, env)
+            async with self.envs.lend() as env:
+                state, info = await self.envs.call(env, _reset, task_id, seed)
         except InfrastructureError as error:
             return Node(NO_PARENT, (), status="failed", failure=_failure(error)), None
         messages = tuple(Message.from_dict(message) for message in info["messages"])
@@ -251,24 +266,25 @@ class _Round:
     async def play(self, branch: _Branch) -> None:
         """Play a branch to its end and, for a bare rollout, what TRACE wants continued."""
         try:
-            async with self.lend() as env:
+            async with self.envs.lend() as env:
                 reseed = int(self.c.rng(_WORLD, self.step, *branch.key).integers(2**31))
-                await self.call(env, load_state, env, branch.state, reseed)
-                while await self.turn(env, branch):
-                    pass
+                info: Mapping[str, Any] | None = await self.envs.call(env, _restore, branch.state, reseed)
+                while info is not None:
+                    info = await self.turn(env, branch, info)
         except (InfrastructureError, ReplayDivergenceError) as error:
             failed = Node(0, (), status="failed", failure=_failure(error), num_generated=branch.unplayed)
             branch.nodes.append(failed)
         self.played.append(branch)
         continuations = self.continuations(branch)
-        self.batch.live += len(continuations)
-        self.batch.leave()  # not reached after a programming error: then the others must not be asked any more
+        self.batch.enter((continuation.key for continuation in continuations), after=branch.key)
+        # Not reached after a programming error: then the others must not be asked any more.
+        self.batch.leave(branch.key)
         branch.states.clear()
         await gather([self.play(continuation) for continuation in continuations])
 
-    async def turn(self, env: AnyEnv, branch: _Branch) -> bool:
-        """Play one turn; return whether the episode goes on."""
-        request = self.request(env, branch)
+    async def turn(self, env: AnEnv, branch: _Branch, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Play one turn, given the info of the one before; return its own, or None if the episode is over."""
+        request = self.request(branch, info)
         if request is None:
             last = branch.nodes[-1]
             said = sum(last.sampled)  # what was observed since will never be read
@@ -281,40 +297,37 @@ class _Round:
                 reward=0.0,
                 outcome={"verdict": "wrong", "reason": f"no answer within {self.c._longest} tokens"},
             )
-            return False
+            return None
         completion = await self.batch.complete(branch.key, request)
         branch.unplayed = completion.num_tokens
-        _, reward, terminated, truncated, info = await self.call(env, env.step, completion.text)
-        known = len(branch.messages())
-        messages = tuple(Message.from_dict(message) for message in info["messages"][known:])
+        is_anchor = self.c.expansions > 0 and len(branch.key) == 2
+        played = await self.envs.call(env, _step, completion.text, self.c.keep_states, is_anchor)
+        info = played.info
+        messages = tuple(Message.from_dict(message) for message in info["messages"][len(branch.messages()) :])
         failure = Failure(**info["failure"]) if "failure" in info else None
-        over = terminated or truncated or failure is not None
-        ids, sampled, logprobs = self.columns(completion, () if over else messages[1:])
+        ids, sampled, logprobs = self.columns(completion, () if played.is_over else messages[1:])
         node = Node(
             parent=0,  # set when the tree is built
             messages=messages,
             token_ids=ids,
             sampled=sampled,
             logprobs=logprobs,
-            status="failed" if failure else "terminal" if terminated else "truncated" if truncated else "open",
-            reward=float(reward) if over and not failure else None,
+            status=played.status,
+            reward=played.reward if played.is_over and not failure else None,
             outcome=info.get("outcome"),
             failure=failure,
+            state=played.state if self.c.keep_states else None,
             num_generated=completion.num_tokens,
             num_tool_calls=info["tool_calls"],
             num_tool_errors=info["tool_errors"],
         )
-        is_anchor = self.c.expansions > 0 and len(branch.key) == 2 and not over
-        keep = failure is None and (self.c.keep_states or is_anchor)
-        state = await self.call(env, save_state, env) if keep else None
-        branch.states.append(state)
-        branch.nodes.append(replace(node, state=state if self.c.keep_states else None))
+        branch.states.append(played.state)
+        branch.nodes.append(node)
         branch.unplayed = 0
-        return not over
+        return None if played.is_over else info
 
-    def request(self, env: AnyEnv, branch: _Branch) -> Request | None:
+    def request(self, branch: _Branch, info: Mapping[str, Any]) -> Request | None:
         """Return what to ask the agent; None if the conversation has no room left for an answer."""
-        info = env.unwrapped.info()  # type: ignore[attr-defined]
         ids = branch.token_ids() if self.c.encoder else None
         place = (self.step, *branch.key, branch.anchor_turn + len(branch.nodes))
         max_tokens = self.c.max_tokens
@@ -380,7 +393,7 @@ class _Round:
     def build(self, prompts: Sequence[Node]) -> list[RolloutTree]:
         """Put the branches together, in canonical order."""
         trees = [
-            RolloutTree(self.c._env_id, task_id, node, self.step)
+            RolloutTree(self.envs.env_id, task_id, node, self.step)
             for task_id, node in zip(self.task_ids, prompts, strict=True)
         ]
         places: dict[tuple[int, ...], list[int]] = {}
@@ -398,53 +411,45 @@ class _Round:
     def predict(self, prefixes: Sequence[Prefix]) -> NDArray[np.float64]:
         start = time.perf_counter()
         values = self.c.predictor.predict(prefixes)
-        self.seconds["predict"] += time.perf_counter() - start
+        self.predict_seconds += time.perf_counter() - start
         return values
 
-    async def call(self, env: AnyEnv, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run an environment call in a thread, under its deadline; if it is not waited for, give the env up."""
-        async with self._slots:
-            running = in_thread(function, *args, **kwargs)
-            try:
-                return await self.wait(running, getattr(function, "__name__", "call"))
-            finally:
-                if not running.done():
-                    del self._lent[id(env)]
-                    self.c._give_up(env, running)
 
-    async def wait(self, running: Future[T], name: str) -> T:
-        """Wait for a call in a thread until its deadline."""
-        try:
-            async with asyncio.timeout(self.c.step_timeout_s) as clock:
-                return await asyncio.wrap_future(running)
-        except TimeoutError:
-            if not clock.expired():  # the environment's own
-                raise
-            raise InfrastructureError("deadline", f"{name} took longer than {self.c.step_timeout_s} s") from None
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """What a step brought."""
 
-    async def make(self) -> AnyEnv:
-        """Make an environment in a thread; one that is ready only when nobody waits any more is closed."""
-        async with self._slots:
-            running = in_thread(self.c._make_env)
-            try:
-                return await self.wait(running, "making an environment")
-            except BaseException:
-                running.add_done_callback(lambda made: None if made.exception() else made.result().close())
-                raise
+    reward: float
+    status: Status
+    info: Mapping[str, Any]
+    state: EnvState | None
 
-    @asynccontextmanager
-    async def lend(self) -> AsyncIterator[AnyEnv]:
-        """Lend an environment; unless it was given up meanwhile, somebody else can have it afterwards."""
-        env = self.c._idle.pop() if self.c._idle else await self.make()
-        self.c._env_id = env.spec.id if env.spec is not None else ""
-        self._lent[id(env)] = env
-        try:
-            yield env
-        finally:
-            if self._lent.pop(id(env), None) is not None:
-                timings = getattr(env.unwrapped, "timings", {})
-                self.seconds["grade"] += timings.pop("grade", 0.0)
-                self.c._idle.append(env)
+    @property
+    def is_over(self) -> bool:
+        return self.status != "open"
+
+
+# What runs in a thread, as few calls as possible: each costs a change of threads.
+
+
+def _reset(env: AnyEnv, task_id: str, seed: int) -> tuple[EnvState, Mapping[str, Any]]:
+    _, info = env.reset(seed=seed, options={"task_id": task_id})
+    return save_state(env), info
+
+
+def _restore(env: AnyEnv, state: EnvState, reseed: int) -> Mapping[str, Any]:
+    load_state(env, state, reseed)
+    info: Mapping[str, Any] = env.unwrapped.info()  # type: ignore[attr-defined]
+    return info
+
+
+def _step(env: AnyEnv, action: str, keep_state: bool, is_anchor: bool) -> _Played:
+    _, reward, terminated, truncated, info = env.step(action)
+    status: Status = "terminal" if terminated else "truncated" if truncated else "open"
+    if "failure" in info:
+        status, keep_state = "failed", False
+    is_kept = keep_state or (is_anchor and status == "open")
+    return _Played(float(reward), status, info, save_state(env) if is_kept else None)
 
 
 def _failure(error: InfrastructureError | ReplayDivergenceError) -> Failure:

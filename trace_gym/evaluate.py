@@ -30,10 +30,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from trace_gym.allocation import get_allocator
 from trace_gym.chat import ChatEncoder
-from trace_gym.collect import AnyEnv, Collector
+from trace_gym.collect import Collector
 from trace_gym.errors import BadInputError
+from trace_gym.executor import MakeEnv
 from trace_gym.messages import Agent
 from trace_gym.predictor import PosteriorPredictor
+from trace_gym.processes import ALONE, Processes
 from trace_gym.tree import ROOT, RolloutTree
 
 
@@ -155,7 +157,7 @@ class Report:
 
 
 def evaluate(
-    make_env: Callable[[], AnyEnv],
+    make_env: MakeEnv,
     agent: Agent,
     task_ids: Sequence[str],
     n: int = 1,
@@ -171,6 +173,7 @@ def evaluate(
     step_timeout_s: float = 120.0,
     completion_timeout_s: float = 600.0,
     workers: int = 8,
+    processes: Processes = ALONE,
 ) -> Report:
     """Play ``n`` episodes of every task and report.
 
@@ -193,6 +196,7 @@ def evaluate(
         step_timeout_s: Deadline of one environment call.
         completion_timeout_s: Deadline of one call of the agent.
         workers: Threads that step environments.
+        processes: Who shares the episodes; all of them make the same call and get the same report, the first writes.
 
     Raises:
         BadInputError: If a number is out of range, a task is listed twice, or the file is no evaluation.
@@ -211,6 +215,7 @@ def evaluate(
         completion_timeout_s=completion_timeout_s,
         workers=workers,
         seed=seed,
+        processes=processes,
     )
     with collector:
         results = asyncio.run(_play(collector, wanted, chunk, path, run, progress or (lambda *_: None)))
@@ -321,7 +326,8 @@ async def _play(
             for tree, episodes in zip(collection.trees, batch.values(), strict=True)
             for result in _results(tree, episodes, run)
         ]
-        _append(path, results)
+        if collector.processes.rank == 0:
+            _append(path, results)
         num_lines += len(results)
         num_done += len(results)
         done.update({(result.task_id, result.episode): result for result in results})

@@ -120,7 +120,8 @@ class Agent(Protocol):
 
     Attributes:
         batched: Whether the agent wants the requests of all live branches in one call (a local model does; that also
-            makes its batches, and so its rounding, independent of timing) or each as it comes (an endpoint).
+            makes its batches, and so its rounding, independent of timing) or each as it comes (an endpoint). A batched
+            agent may answer continuously as well, see `trace_gym.batching.Generation`.
     """
 
     batched: bool

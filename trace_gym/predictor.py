@@ -7,8 +7,8 @@ from pairs (prefix, s successes of n) that are handed in once per step, after th
 - `PosteriorPredictor`: a Beta posterior per prompt, as MoPPS (arXiv 2507.04632) keeps it.
 - `TextFeaturePredictor`: logistic regression on hashed text and turn statistics, learnt online.
 
-Pairs of a tree come from `trace_gym.targets`. Left out: predictors that need a language model, and
-Thompson sampling.
+Pairs of a tree come from `trace_gym.targets`. Predictors that need a language model are made by the trainer
+(`trace_gym.training.torch_predictor`); here stand their names only. Left out: Thompson sampling.
 
 Letters: N prefixes or pairs, n nodes of a tree.
 """
@@ -46,7 +46,7 @@ class Predictor(Protocol):
         ...
 
     def get_state(self) -> dict[str, Any]:
-        """Return everything learnt, as JSON can hold it."""
+        """Return everything learnt, as JSON can hold it; a predictor that needs torch may return tensors."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ class PosteriorPredictor:
         Raises:
             BadInputError: If the arrays disagree in length or hold impossible counts.
         """
-        won, played = _pairs(prefixes, successes, counts)
+        won, played = check_pairs(prefixes, successes, counts)
         fresh: dict[str, tuple[float, float]] = {}
         for prefix, s, n in zip(prefixes, won.tolist(), played.tolist(), strict=True):
             if prefix.turn == 0 and n > 0:
@@ -131,7 +131,7 @@ class PosteriorPredictor:
         Raises:
             StateError: If the state is not one of this predictor.
         """
-        _expect(state, {"kind": "posterior"})
+        expect(state, {"kind": "posterior"})
         self._seen = {task_id: (pair[0], pair[1]) for task_id, pair in state["seen"].items()}
         self._batch = (state["batch"][0], state["batch"][1])
 
@@ -189,7 +189,7 @@ class TextFeaturePredictor:
         if not prefixes:
             return np.zeros(0)
         logits = self._features(prefixes).times(self._weights)
-        return np.clip(_sigmoid(self._scale * logits + self._bias), EPS, 1.0 - EPS)
+        return np.clip(sigmoid(self._scale * logits + self._bias), EPS, 1.0 - EPS)
 
     def update(self, prefixes: Sequence[Prefix], successes: ArrayLike, counts: ArrayLike) -> None:
         """Learn from one step's pairs; hand them in after the step's predictions were used.
@@ -197,7 +197,7 @@ class TextFeaturePredictor:
         Raises:
             BadInputError: If the arrays disagree in length or hold impossible counts.
         """
-        won, played = _pairs(prefixes, successes, counts)
+        won, played = check_pairs(prefixes, successes, counts)
         if not played.any():
             return
         features = self._features(prefixes)
@@ -206,20 +206,20 @@ class TextFeaturePredictor:
         self._fit(features, won, played)
         self.posterior.update(prefixes, won, played)
         self._steps += 1
-        self._scale, self._bias = _calibrate(self._pairs)
+        self._scale, self._bias = calibrate(self._pairs)
 
     def _features(self, prefixes: Sequence[Prefix]) -> Features:
         """Describe prefixes by what is known before this step is learnt."""
         mean, evidence = self.posterior.evidence(prefixes)
         average = np.full(mean.size, self.posterior.batch_mean)
-        surprise = _logit(np.clip(mean, EPS, 1.0 - EPS)) - _logit(np.clip(average, EPS, 1.0 - EPS))
+        surprise = logit(np.clip(mean, EPS, 1.0 - EPS)) - logit(np.clip(average, EPS, 1.0 - EPS))
         return self._hasher(prefixes, surprise, evidence)
 
     def _fit(self, features: Features, won: FloatArray, played: FloatArray) -> None:
         """Move the weights to the posterior mode and tighten the prior for the next step."""
         old, weights = self._weights, self._weights.copy()
         for _ in range(2):
-            chance = _sigmoid(features.times(weights))
+            chance = sigmoid(features.times(weights))
             curvature = played * np.maximum(chance * (1.0 - chance), 1e-3)
             downhill = features.transposed(won - played * chance, self.size)
             downhill -= self._precision * (weights - old)
@@ -256,7 +256,7 @@ class TextFeaturePredictor:
         Raises:
             StateError: If the state is not one of this predictor, its size and its seed.
         """
-        _expect(state, {"kind": "text", "size": self.size, "seed": self.seed})
+        expect(state, {"kind": "text", "size": self.size, "seed": self.seed})
         self._weights = np.array(state["weights"], dtype=np.float64)
         self._precision = np.array(state["precision"], dtype=np.float64)
         self._pairs.clear()
@@ -288,13 +288,13 @@ def _conjugate_gradients(
     return x
 
 
-def _calibrate(steps: Iterable[FloatArray]) -> tuple[float, float]:
+def calibrate(steps: Iterable[FloatArray]) -> tuple[float, float]:
     """Fit ``sigmoid(scale * logit + bias)`` to outcomes, pulled towards (1, 0) where data is thin."""
     parameters, neutral = np.array([1.0, 0.0]), np.array([1.0, 0.0])
-    logit, won, played = np.concatenate([np.zeros((3, 0)), *steps], axis=1)
-    design = np.stack([logit, np.ones_like(logit)])
+    odds, won, played = np.concatenate([np.zeros((3, 0)), *steps], axis=1)
+    design = np.stack([odds, np.ones_like(odds)])
     for _ in range(8):
-        chance = _sigmoid(parameters @ design)
+        chance = sigmoid(parameters @ design)
         slope = design @ (won - played * chance) - 20.0 * (parameters - neutral)
         curvature = (design * (played * chance * (1.0 - chance))) @ design.T + 20.0 * np.eye(2)
         parameters = parameters + np.linalg.solve(curvature, slope)
@@ -306,6 +306,10 @@ PREDICTORS: dict[str, Callable[[int], Predictor]] = {
     "posterior": lambda seed: PosteriorPredictor(),
     "text": TextFeaturePredictor,
 }
+
+
+# Made by the trainer: "hidden" (a probe on the policy's hidden states) and "value_head" (a small language model).
+MODEL_PREDICTORS = ("hidden", "value_head")
 
 
 def get_predictor(name: str, seed: int = 0) -> Predictor:
@@ -323,7 +327,7 @@ def get_predictor(name: str, seed: int = 0) -> Predictor:
     return PREDICTORS[name](seed)
 
 
-def _pairs(prefixes: Sequence[Prefix], successes: ArrayLike, counts: ArrayLike) -> tuple[FloatArray, FloatArray]:
+def check_pairs(prefixes: Sequence[Prefix], successes: ArrayLike, counts: ArrayLike) -> tuple[FloatArray, FloatArray]:
     """Check pairs and return them as floats."""
     won, played = np.asarray(successes, np.float64), np.asarray(counts, np.float64)
     if won.shape != (len(prefixes),) or played.shape != won.shape:
@@ -341,7 +345,7 @@ def _pairs(prefixes: Sequence[Prefix], successes: ArrayLike, counts: ArrayLike) 
     return won, played
 
 
-def _expect(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+def expect(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Refuse a state of another predictor."""
     for key, expected in facts.items():
         if state.get(key) != expected:
@@ -351,13 +355,13 @@ def _expect(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
             )
 
 
-def _sigmoid(x: FloatArray) -> FloatArray:
+def sigmoid(x: FloatArray) -> FloatArray:
     """Return 1 / (1 + exp(-x)) without overflow."""
     result: FloatArray = 0.5 + 0.5 * np.tanh(0.5 * x)
     return result
 
 
-def _logit(p: FloatArray) -> FloatArray:
+def logit(p: FloatArray) -> FloatArray:
     """Return the log-odds of probabilities inside (0, 1)."""
     result: FloatArray = np.log(p / (1.0 - p))
     return result

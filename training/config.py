@@ -18,17 +18,24 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import torch
-from transformers.integrations import is_tensorboard_available
+from transformers.integrations import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+    is_tensorboard_available,
+)
 from trl import GRPOConfig
 
 from trace_gym.advantages import ADVANTAGES
 from trace_gym.allocation import ALLOCATORS
 from trace_gym.budget import nominal_cost
-from trace_gym.errors import BadInputError, unknown_name
-from trace_gym.predictor import PREDICTORS
+from trace_gym.errors import BadInputError, MissingExtraError, require, unknown_name
+from trace_gym.executor import EXECUTORS
+from trace_gym.predictor import MODEL_PREDICTORS, PREDICTORS
 
 PREDICTOR_TARGETS = ("branch_point", "recursive")
+VLLM_CORRECTIONS = ("token_truncate", "token_mask")
 
+_CHECKED_REPORTERS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")  # named as their packages
 _LOSS_TYPES = ("dapo", "cispo", "grpo", "sapo", "bnpo", "dr_grpo")
 _REFUSED_LOSS_TYPES = {
     "luspo": "it sums the tokens of a row and means over rows, so trees with more leaves or longer ones dominate",
@@ -40,7 +47,7 @@ _ELSEWHERE = {
     "the agent generates; give these to the agent": (
         "top_p top_k min_p repetition_penalty generation_kwargs cache_implementation chat_template_kwargs "
         "use_transformers_continuous_batching transformers_continuous_batching_config "
-        "max_tool_calling_iterations"
+        "max_tool_calling_iterations vllm_structured_outputs_regex"
     ),
     "the environment gives the reward and `advantage` scales it": (
         "reward_weights multi_objective_aggregation mask_truncated_completions"
@@ -93,7 +100,15 @@ class TraceGRPOConfig(GRPOConfig):
         },
     )
     predictor: str = field(
-        default="text", metadata={"help": "Predictor of success: text (features) or posterior (counts)."}
+        default="text",
+        metadata={
+            "help": "Predictor of success: text (features), posterior (counts), hidden (a probe on the policy's hidden "
+            "states) or value_head (a small language model with a value head)."
+        },
+    )
+    predictor_model: str | None = field(
+        default=None,
+        metadata={"help": "Language model of value_head, a name or a folder; None takes a copy of the policy."},
     )
     predictor_target: str = field(
         default="branch_point",
@@ -121,7 +136,8 @@ class TraceGRPOConfig(GRPOConfig):
         default=16_384,
         metadata={
             "help": "Most tokens of one forward pass, shared ones counted once where trees are packed; bounds "
-            "memory. A larger tree is cut, and what it shares above the cut computed in both parts."
+            "memory. A larger tree is cut, and what it shares above the cut computed in both parts; a single row that "
+            "is longer is left out."
         },
     )
     max_loss: float = field(
@@ -145,13 +161,39 @@ class TraceGRPOConfig(GRPOConfig):
             "help": "Stop after the step in which this many tokens have been generated; None leaves it to max_steps."
         },
     )
+    executor: str = field(
+        default="threads",
+        metadata={
+            "help": "Where environments live: threads (of this process), processes (of this machine) or ray (actors of "
+            "the cluster that was joined, else of this machine)."
+        },
+    )
+    env_workers: int = field(default=4, metadata={"help": "Processes or actors for environments, per process."})
     step_timeout_s: float = field(default=120.0, metadata={"help": "Deadline of one environment call, in seconds."})
     completion_timeout_s: float = field(
         default=600.0, metadata={"help": "Deadline of one batch of the policy's answers, in seconds."}
     )
     trees_path: str | None = field(
         default=None,
-        metadata={"help": "JSONL file to which the trees of every step are added; None writes none."},
+        metadata={"help": "JSONL file to which trees are added; None writes none."},
+    )
+    trees_every: int = field(default=1, metadata={"help": "Write the trees of every n-th step to trees_path."})
+    step_retries: int = field(
+        default=2,
+        metadata={"help": "Times that a step is played again in which most rollouts failed for infrastructure."},
+    )
+    max_skipped_steps: int = field(
+        default=3,
+        metadata={"help": "Steps in a row that are skipped if that does not help; the next one ends the run."},
+    )
+
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={
+            "help": "How the loss is corrected, token by token, for what vLLM's probabilities differ from the model's: "
+            "token_truncate clips ratios to vllm_importance_sampling_clip_min and _max, token_mask leaves out tokens "
+            "beyond them."
+        },
     )
 
     # Defaults of TRL and HF that do not suit a small policy on any machine.
@@ -187,28 +229,33 @@ class TraceGRPOConfig(GRPOConfig):
         self._check_names()
         self._check_numbers()
         self._check_losses()
+        self._check_vllm()
         self._check_elsewhere()
         self._derive_batches()
         if self.bf16 is None:
             self.bf16 = not self.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        # On a CPU accelerate joins processes only if it is told to stay there.
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         if self.report_to is None:
             self.report_to = "tensorboard" if is_tensorboard_available() else "none"
+        self._check_reporters()
         if self.token_budget is not None and self.max_steps <= 0:
             # A rollout costs a token at least, so this many steps never end a run before its budget does.
             self.max_steps = self.updates_per_step * (self.token_budget // self.root_budget + 1)
         super().__post_init__()
         self._check_env()
-        if self.world_size > 1:
+        if self.world_size > 1 and self.use_adaptive_entropy:
             raise BadInputError(
-                f"{self.world_size} processes were launched; trees are grown by one process so far. Start "
-                "without torchrun or accelerate launch, with one visible GPU."
+                f"use_adaptive_entropy is True in a run of {self.world_size} processes; each would adapt to its own "
+                "rows. Set entropy_coef instead, or start one process."
             )
 
     def _check_names(self) -> None:
         named: tuple[tuple[str, str, Any], ...] = (
             ("allocator", self.allocator, ALLOCATORS),
-            ("predictor", self.predictor, PREDICTORS),
+            ("predictor", self.predictor, (*PREDICTORS, *MODEL_PREDICTORS)),
             ("predictor target", self.predictor_target, PREDICTOR_TARGETS),
+            ("executor", self.executor, EXECUTORS),
             ("advantage", self.advantage, ADVANTAGES),
         )
         for what, given, allowed in named:
@@ -227,6 +274,10 @@ class TraceGRPOConfig(GRPOConfig):
             "token_budget": 1,
             "per_device_train_batch_size": 1,
             "max_batch_tokens": 1,
+            "trees_every": 1,
+            "env_workers": 1,
+            "step_retries": 0,
+            "max_skipped_steps": 0,
         }
         reasons = {
             "root_budget": " A single rollout has nothing to be compared with.",
@@ -273,10 +324,27 @@ class TraceGRPOConfig(GRPOConfig):
                 f"scale_rewards is {self.scale_rewards!r} with advantage {self.advantage!r}; 'grpo' knows "
                 "'group' and 'none', the tree rules scale by their own formula. Leave it unset."
             )
-        if self.use_vllm:
+
+    def _check_vllm(self) -> None:
+        """Refuse what trees cannot use of vLLM, before anything heavy starts."""
+        if not self.use_vllm:
+            return
+        require("vllm", "vllm")
+        if self.vllm_importance_sampling_mode not in VLLM_CORRECTIONS:
             raise BadInputError(
-                "use_vllm is True; the agent samples here, not TRL, and no agent sends new weights to vLLM "
-                "yet. Set use_vllm=False and sample with a transformers agent."
+                f"vllm_importance_sampling_mode is {self.vllm_importance_sampling_mode!r}; rows of a tree share "
+                f"prefixes, whose ratio would be counted in every row. Use one of {', '.join(VLLM_CORRECTIONS)}."
+            )
+        if self.vllm_mode == "colocate" and self.vllm_tensor_parallel_size > 1:
+            raise BadInputError(
+                f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size} with vllm_mode 'colocate'; processes "
+                "that share an engine would need the same requests at the same time, but each grows trees of its own. "
+                "Use 1, or vllm_mode='server'."
+            )
+        if self.vllm_mode == "server" and not torch.cuda.is_available():
+            raise BadInputError(
+                "vllm_mode is 'server', but new weights reach a server over NCCL only, and this machine has no GPU "
+                "for it. Use vllm_mode='colocate'."
             )
 
     def _check_elsewhere(self) -> None:
@@ -288,6 +356,19 @@ class TraceGRPOConfig(GRPOConfig):
                     raise BadInputError(
                         f"{name} is {getattr(self, name)!r}, which would have no effect: {reason}. Leave it unset."
                     )
+
+    def _check_reporters(self) -> None:
+        """Refuse a place for metrics that is unknown or not installed, before anything heavy starts."""
+        names = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
+        for name in names:
+            if name in ("none", "all"):
+                continue
+            if name not in INTEGRATION_TO_CALLBACK:
+                raise unknown_name("report_to", name, [*INTEGRATION_TO_CALLBACK, "all", "none"])
+            if name in _CHECKED_REPORTERS and name not in get_available_reporting_integrations():
+                raise MissingExtraError(
+                    f"report_to is {name!r}, which is not installed. Install it with: pip install {name}"
+                )
 
     def _derive_batches(self) -> None:
         """Set TRL's batch numbers from ours."""
@@ -331,6 +412,10 @@ class TraceGRPOConfig(GRPOConfig):
                 f"expansions is {self.expansions}, but with max_turns=1 a rollout has no prefix to continue "
                 "from. Set expansions=0 or allow more turns."
             )
+
+    def writes_trees(self, step: int) -> bool:
+        """Return whether the trees of a step go to `trees_path`."""
+        return self.trees_path is not None and step % self.trees_every == 0
 
     @property
     def nominal_rollouts(self) -> float:

@@ -1,9 +1,10 @@
-"""Writes what a training run does to ``metrics.jsonl``, shows its progress, and evaluates along the way."""
+"""Writes what a training run does to ``metrics.jsonl``, shows its progress, and keeps pages of its trees."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,27 @@ from typing import Any
 from transformers import TrainerCallback
 
 from trace_gym.budget import Cost
-from trace_gym.evaluate import Report
-from trace_gym.training.report import eval_metrics, read_jsonl
+from trace_gym.training.report import read_jsonl
+from trace_gym.training.terminal import Status
+from trace_gym.tree import RolloutTree
+from trace_gym.viewer import most_telling, write_html
+
+_COUNTED = ("rollouts", "continuations", "turns", "tokens", "tool_calls")
+_RATIO = "tree/effective_ratio_candidates"
 
 
 class RunLog(TrainerCallback):
-    """One line of metrics per step, one line of progress, a point of the learning curve every few steps.
+    """One line of metrics per step; what is most telling in it is shown.
 
     Args:
         path: The metrics file.
         name: What the run is called in progress lines.
         token_budget: Tokens the run may generate.
-        every: Steps between evaluations.
-        evaluate: Evaluates the model.
-        progress: Called with one line at a time.
+        progress: Called with one line per collection, unless it is watched.
+        watch: Called with the state of the run after every collection.
+        latest: Returns the trees of the latest collection.
+        pages: Folder for pages of trees; made when it is needed.
+        pages_every: Collections between pages; 0 for none.
     """
 
     def __init__(
@@ -33,17 +41,24 @@ class RunLog(TrainerCallback):
         name: str,
         token_budget: int,
         *,
-        every: int,
-        evaluate: Callable[[Any], Report],
         progress: Callable[[str], None],
+        watch: Callable[[Status], None] | None = None,
+        latest: Callable[[], Sequence[RolloutTree]] = tuple,
+        pages: Path | None = None,
+        pages_every: int = 0,
     ) -> None:
         """Store the parts; nothing is written yet."""
         self.path = path
         self.name = name
         self.token_budget = token_budget
-        self.every = every
-        self.evaluate = evaluate
         self.progress = progress
+        self.watch = watch
+        self.latest = latest
+        self.pages = pages
+        self.pages_every = pages_every
+        self._start = time.monotonic()
+        self._share_at_start: float | None = None
+        self._accuracy: float | None = None
 
     def rewind(self, step: int) -> None:
         """Drop the lines after a step, which a resumed run will write again."""
@@ -56,27 +71,48 @@ class RunLog(TrainerCallback):
         self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **kwargs: Any
     ) -> None:
         """Write the metrics of a step and show the most telling ones."""
-        if not logs or "train_runtime" in logs:
+        if not logs or "train_runtime" in logs or not state.is_world_process_zero:
             return  # the summary at the end of a run
-        line = {"step": state.global_step, **{name: float(value) for name, value in logs.items()}}
+        numbers = {name: float(value) for name, value in logs.items() if value is not None}
+        line = {"step": state.global_step, **numbers}
         # A later update of a step collected nothing, so it knows nothing of rollouts.
         is_first = "budget/tokens_total" in line
         line.setdefault("budget/tokens_total", float(state.num_input_tokens_seen))
-        if state.global_step % self.every == 0:
-            report = self.evaluate(kwargs["model"])
-            line |= eval_metrics(report)
-            self.progress(f"{self.name}: step {state.global_step}: {report.pass_at_1:.1%} of held-out tasks solved")
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        if not is_first:
-            return
+        self._accuracy = line.get("eval/accuracy", self._accuracy)
+        if is_first:
+            self._show(line)
+
+    def _show(self, line: Mapping[str, float]) -> None:
         share = min(1.0, line["budget/tokens_total"] / self.token_budget)
+        if self._share_at_start is None:
+            self._share_at_start, self._start = share, time.monotonic()
+        trees = [tree for tree in self.latest() if len(tree) > 1]
+        self._write_page(trees)
+        if self.watch is not None:
+            done = share - self._share_at_start
+            seconds = time.monotonic() - self._start
+            left = seconds / done * (1 - share) if done > 0 else None
+            tree = most_telling(trees) if trees else None
+            self.watch(Status(self.name, line, self.token_budget, self._accuracy, seconds, left, tree))
+            return
+        if _RATIO not in line:
+            self.progress(f"{self.name}: step {line['step']}: skipped, as the infrastructure failed")
+            return
         self.progress(
-            f"{self.name}: step {state.global_step}, {share:.0%} of the tokens, "
+            f"{self.name}: step {line['step']}, {share:.0%} of the tokens, "
             f"reward {line.get('reward/root_mean', float('nan')):.2f}, "
-            f"mixed prompts {line['tree/effective_ratio_candidates']:.0%}, "
+            f"mixed prompts {line[_RATIO]:.0%}, "
             f"{sum(value for name, value in line.items() if name.startswith('time/')):.1f} s"
         )
+
+    def _write_page(self, trees: Sequence[RolloutTree]) -> None:
+        if not trees or self.pages is None or not self.pages_every or trees[0].step % self.pages_every:
+            return
+        self.pages.mkdir(exist_ok=True)
+        page = self.pages / f"step-{trees[0].step:05d}.html"
+        write_html(trees, page, title=f"{self.name}: trees of step {trees[0].step}")
 
     def totals(self) -> dict[str, Any]:
         """Return what the whole run spent and its mean effective ratios."""
@@ -84,12 +120,9 @@ class RunLog(TrainerCallback):
         total = {name: sum(line.get(f"budget/{name}", 0) for line in lines) for name in _COUNTED}
         seconds = sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
         cost = Cost(**{name: int(value) for name, value in total.items()}, seconds=seconds)
-        collections = [line for line in lines if "tree/effective_ratio_candidates" in line]
+        collections = [line for line in lines if _RATIO in line]
         ratios = {
             short: sum(line.get(f"tree/effective_ratio_{long}", 0.0) for line in collections) / max(1, len(collections))
             for short, long in (("effective_selected", "selected"), ("effective_candidates", "candidates"))
         }
         return {"cost": asdict(cost), **ratios}
-
-
-_COUNTED = ("rollouts", "continuations", "turns", "tokens", "tool_calls")

@@ -6,10 +6,12 @@ Everything goes to one folder that a person can read and an interrupted run resu
     before.json, .jsonl    held-out accuracy of the policy before training, and its episodes
     METHOD/metrics.jsonl   one line per step
     METHOD/trees.jsonl     every rollout tree
+    METHOD/pages/          trees of some steps, to look at
     METHOD/checkpoint-N/   the newest checkpoints
-    METHOD/model/          the trained policy
+    METHOD/model/          the trained policy; a LoRA adapter as an adapter
+    METHOD/best/           the policy when it was best on held-out tasks, in the same form, once that was measured
     METHOD/result.json     held-out accuracy after training, and what it cost; after.jsonl: the episodes
-    METHOD/runs/           TensorBoard
+    METHOD/runs/           TensorBoard; other places for metrics on request
     curves.png, tree.html, summary.md
 
 Agents come in by argument (`agent_factory`): this room knows none.
@@ -20,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -31,31 +33,41 @@ import gymnasium
 
 from trace_gym.budget import Cost, nominal_cost
 from trace_gym.chat import ChatEncoder
-from trace_gym.errors import BadInputError, require
+from trace_gym.errors import BadInputError, require, unknown_name
 from trace_gym.evaluate import Report, evaluate
 from trace_gym.messages import Agent
+from trace_gym.processes import ALONE, Processes
 from trace_gym.record import read_trees, write_trees
+from trace_gym.task_list import open_tasks
 from trace_gym.training.report import Accuracy, MethodSummary, comparison_table, eval_metrics, plot_curves, read_jsonl
-from trace_gym.training.run_config import TrainConfig, recipe
+from trace_gym.training.run_config import MIXTURE, TrainConfig, recipe
+from trace_gym.training.terminal import Status
 from trace_gym.training.warm_start import WarmStart, quiet, warm_start
 from trace_gym.viewer import most_telling, write_html
 
 AgentFactory = Callable[..., Agent]
 Progress = Callable[[str], None]
+Watch = Callable[[Status], None]
 
 MEASURED_TASKS = 150  # to tell whether the warm start is good enough
 
 
 def train(
-    config: TrainConfig, agent_factory: AgentFactory, *, resume: bool = False, progress: Progress = print
+    config: TrainConfig,
+    agent_factory: AgentFactory,
+    *,
+    resume: bool = False,
+    progress: Progress = print,
+    watch: Watch | None = None,
 ) -> Path:
     """Run the main job.
 
     Args:
         config: What to do.
-        agent_factory: Called as ``agent_factory(model, tokenizer, temperature=…, max_tokens=…)``.
+        agent_factory: Makes the agent that samples, see `trace_gym.training.trainer.TraceGRPOTrainer`.
         resume: Go on with an interrupted run in ``config.out``.
         progress: Called with one line at a time.
+        watch: Called with the state of a run after every batch of trees, in place of a line.
 
     Returns:
         The run's folder.
@@ -64,18 +76,26 @@ def train(
         BadInputError: If the folder is in use, or the configuration does not fit the environment.
     """
     folder = Path(config.out)
-    if not resume and folder.exists() and any(folder.iterdir()):
-        raise BadInputError(f"{folder} is not empty. Resume it with --resume {folder}, or choose another --out.")
-    folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     torch = require("torch", "train")
     if config.threads:
         torch.set_num_threads(config.threads)
     quiet()
-    _check(config, folder)
-    _write_json(folder / "config.json", asdict(config))
+    from trace_gym.training.processes import launched, not_launched
 
-    job = _Job(config, folder, agent_factory, progress)
+    job = _Job(config, folder, agent_factory, progress, watch)
+    with not_launched() as rank:
+        if rank == 0:
+            if not resume and folder.exists() and any(folder.iterdir()):
+                raise BadInputError(
+                    f"{folder} is not empty. Resume it with --resume {folder}, or choose another --out."
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            _check(config, folder)
+            _write_json(folder / "config.json", asdict(config))
+            job.make_policy()
+    trainer_args(config, config.methods[0], folder)  # joins the processes on the right device
+    job.join(launched())
     before = job.before()
     for method in config.methods:
         job.run(method)
@@ -85,13 +105,21 @@ def train(
 class _Job:
     """The parts of the main job, each of which is skipped if an earlier run has done it."""
 
-    def __init__(self, config: TrainConfig, folder: Path, agent_factory: AgentFactory, progress: Progress) -> None:
+    def __init__(
+        self, config: TrainConfig, folder: Path, agent_factory: AgentFactory, progress: Progress, watch: Watch | None
+    ) -> None:
         self.config = config
         self.folder = folder
         self.agent_factory = agent_factory
         self.progress = progress
+        self.watch = watch
         self.env_kwargs = config.env_kwargs or {}
-        needs = recipe(config.env)
+        self.policy = config.model or ""
+        self.processes: Processes = ALONE
+
+    def make_policy(self) -> None:
+        """Make the policy that training starts from, unless there is one."""
+        config, needs = self.config, recipe(self.config.env)
         self.policy = config.model or str(
             warm_start(
                 WarmStart(
@@ -99,15 +127,29 @@ class _Job:
                     env_kwargs={**self.env_kwargs, **needs.warm_kwargs},
                     shape=needs.shape,
                     copying=needs.copying,
+                    batch_size=needs.batch_size,
+                    learning_rate=needs.learning_rate,
                     episodes=config.demonstrations,
                     skill=config.skill,
                     epochs=config.warm_epochs,
                     seed=config.seed,
                 ),
                 lambda model, tokenizer: self.evaluate(model, tokenizer, MEASURED_TASKS, split="train").pass_at_1,
-                progress=progress,
+                progress=self.progress,
             )
         )
+
+    def join(self, processes: Processes) -> None:
+        """Go on together with others, of whom the first writes and speaks."""
+        self.processes = processes
+        self.policy = processes.gather(self.policy)[0]
+        if not self.is_first:
+            self.progress, self.watch = lambda line: None, None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files."""
+        return self.processes.rank == 0
 
     def load(self) -> tuple[Any, Any]:
         transformers = require("transformers", "train")
@@ -118,16 +160,24 @@ class _Job:
         kwargs = {**self.env_kwargs, "split": split}
         return gymnasium.make(self.config.env, disable_env_checker=True, **kwargs)
 
-    def task_ids(self, split: str) -> list[str]:
+    def task_ids(self, split: str) -> Sequence[str]:
         """Return the ids of a split's tasks."""
         with closing(self.make_env(split)) as env:
-            return list(env.unwrapped.task_ids)  # type: ignore[attr-defined]
+            ids: Sequence[str] = env.unwrapped.task_ids  # type: ignore[attr-defined]
+            return ids
 
-    def fresh_tasks(self) -> list[str]:
-        """Return the training tasks that no demonstration showed; all of them if those are too few for a step."""
+    def tasks(self) -> Sequence[str] | None:
+        """Return the tasks to train on: those asked for, else all that no demonstration showed.
+
+        None means all of the environment: of a mixture, where weights count, or if those are too few for a step.
+        """
+        if self.config.tasks is not None:
+            return open_tasks(self.config.tasks)
+        if self.config.env == MIXTURE:
+            return None
         ids = self.task_ids("train")
         fresh = ids if self.config.model else ids[self.config.demonstrations :]
-        return fresh if len(fresh) >= self.config.candidates else ids
+        return fresh if len(fresh) >= self.config.candidates else None
 
     def evaluate(
         self, model: Any, tokenizer: Any, num_tasks: int, out: Path | None = None, split: str = "eval"
@@ -147,57 +197,82 @@ class _Job:
             max_context=model.config.max_position_embeddings,
             out=out,
             chunk=256,
+            processes=self.processes,
         )
 
     def before(self) -> Report:
         path = self.folder / "before.json"
         report = self.evaluate(*self.load(), self.config.eval_tasks, out=self.folder / "before.jsonl")
-        _write_json(path, report.to_dict())
+        if self.is_first:
+            _write_json(path, report.to_dict())
         self.progress(f"before training: {_percent(report)} of {report.num_tasks} held-out tasks solved")
         return report
 
     def run(self, method: str) -> None:
         """Train with one method, unless its result is there already."""
+        from trace_gym.training.held_out import HeldOut
+        from trace_gym.training.processes import whole_weights
         from trace_gym.training.run_log import RunLog
         from trace_gym.training.trainer import TraceGRPOTrainer
 
         config, folder = self.config, self.folder / method
-        if (folder / "result.json").exists():
+        if self.processes.gather((folder / "result.json").exists())[0]:
             self.progress(f"{method}: done before")
             return
         folder.mkdir(exist_ok=True)
         model, tokenizer = self.load()
         args = trainer_args(config, method, folder)
-        log = RunLog(
-            folder / "metrics.jsonl",
-            method,
-            config.token_budget,
-            every=config.eval_every,
-            evaluate=lambda current: self.evaluate(current, tokenizer, config.curve_tasks),
-            progress=self.progress,
-        )
         trainer = TraceGRPOTrainer(
             model,
             args,
             agent_factory=self.agent_factory,
             processing_class=tokenizer,
-            train_dataset=self.fresh_tasks(),
+            train_dataset=self.tasks(),
             peft_config=_lora(config.lora_rank),
-            callbacks=[log],
         )
         trainer.remove_callback(require("transformers", "train").PrinterCallback)
-        checkpoint = _newest_checkpoint(folder)
-        log.rewind(_step(checkpoint) if checkpoint else 0)
-        _drop_later_trees(folder / "trees.jsonl", checkpoint)
+
+        def evaluate_now(current: Any, num_tasks: int = config.curve_tasks, out: Path | None = None) -> Report:
+            with whole_weights(trainer.model_wrapped, trainer.accelerator):
+                return self.evaluate(current, tokenizer, num_tasks, out=out)
+
+        held_out = HeldOut(
+            trainer,
+            evaluate_now,
+            every=config.eval_every,
+            patience=config.patience,
+            best=folder / "best",
+            progress=self.progress,
+            name=method,
+        )
+        log = RunLog(
+            folder / "metrics.jsonl",
+            method,
+            config.token_budget,
+            progress=self.progress,
+            watch=self.watch,
+            latest=lambda: trainer.last_collection.trees if trainer.last_collection else (),
+            pages=folder / "pages",
+            pages_every=config.pages_every,
+        )
+        trainer.add_callback(held_out)
+        trainer.add_callback(log)
+        checkpoint = self.processes.gather(_newest_checkpoint(folder))[0]
+        if self.is_first:
+            log.rewind(_step(checkpoint) if checkpoint else 0)
+            _drop_later_trees(folder / "trees.jsonl", checkpoint)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         trainer.save_model(str(folder / "model"))
-        tokenizer.save_pretrained(folder / "model")
-        report = self.evaluate(trainer.model, tokenizer, config.eval_tasks, out=folder / "after.jsonl")
+        report = evaluate_now(trainer.model, config.eval_tasks, folder / "after.jsonl")
         self.progress(f"{method}: {_percent(report)} of {report.num_tasks} held-out tasks solved after training")
-        _write_json(folder / "result.json", {"after": report.to_dict(), **log.totals()})
+        if self.is_first:
+            tokenizer.save_pretrained(folder / "model")
+            _write_json(folder / "result.json", {"after": report.to_dict(), **log.totals()})
 
     def report(self, before: Report) -> Path:
         """Write curves, the most telling tree and the comparison; return the run's folder."""
+        if not self.is_first:
+            return self.folder
         rows, runs = [], {}
         for method in self.config.methods:
             result = json.loads((self.folder / method / "result.json").read_text())
@@ -218,7 +293,7 @@ class _Job:
         plot_curves(runs, self.folder / "curves.png")
         table = comparison_table(rows)
         (self.folder / "summary.md").write_text(table)
-        trees = list(read_trees(self.folder / self.config.methods[0] / "trees.jsonl"))
+        trees = read_trees(self.folder / self.config.methods[0] / "trees.jsonl")
         write_html([most_telling(trees)], self.folder / "tree.html", title=f"{self.config.env}: most telling tree")
         self.progress(f"\n{table}\nEverything is in {self.folder}: curves.png, tree.html, summary.md, METHOD/…")
         return self.folder
@@ -230,7 +305,10 @@ def trainer_args(config: TrainConfig, method: str, folder: Path) -> Any:
 
     flat = method == "uniform"
     nominal = int(nominal_cost(config.root_budget, config.expansions))
-    return TraceGRPOConfig(
+    for name in config.trainer:
+        if name not in TraceGRPOConfig.__dataclass_fields__:
+            raise unknown_name("option of TraceGRPOConfig", name, TraceGRPOConfig.__dataclass_fields__)
+    options: dict[str, Any] = dict(
         output_dir=str(folder),
         env_id=config.env,
         env_kwargs={"split": "train", **(config.env_kwargs or {})},
@@ -252,17 +330,23 @@ def trainer_args(config: TrainConfig, method: str, folder: Path) -> Any:
         save_steps=config.save_every,
         save_total_limit=2,
         trees_path=str(folder / "trees.jsonl"),
+        trees_every=config.trees_every,
+        report_to=list(config.report_to) or None,
+        project="trace_gym",
+        run_name=f"{folder.parent.name}-{method}",
         disable_tqdm=True,
         seed=config.seed,
     )
+    return TraceGRPOConfig(**{**options, **config.trainer})
 
 
 def _check(config: TrainConfig, folder: Path) -> None:
     """Refuse what the trainer or the environment would refuse, before anything heavy starts."""
     from trace_gym.training.trainer import training_tasks
 
+    tasks = None if config.tasks is None else open_tasks(config.tasks)
     for method in config.methods:
-        training_tasks(trainer_args(config, method, folder / method))
+        training_tasks(trainer_args(config, method, folder / method), tasks)
 
 
 def _accuracy(report: Report) -> Accuracy:

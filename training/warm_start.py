@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -26,10 +26,18 @@ from trace_gym.cache import cache_folder
 from trace_gym.chat import ChatEncoder
 from trace_gym.errors import BadInputError, InfrastructureError, require
 from trace_gym.messages import Message
-from trace_gym.training.policy import CHAT_TEMPLATE, SPECIAL_TOKENS, PolicyShape, build_model, build_tokenizer
+from trace_gym.training.policy import (
+    CHAT_TEMPLATE,
+    SPECIAL_TOKENS,
+    PolicyShape,
+    build_model,
+    build_tokenizer,
+    signatures,
+)
 
 SAVED = "model.safetensors"
 KEY_SAMPLE = 300  # tasks
+PART = 8  # demonstrations that pass through the model together
 MEASURE_BELOW = 0.4  # loss; a policy with more solves nothing, which takes long to find out
 
 Measure = Callable[[Any, Any], float]
@@ -51,7 +59,7 @@ class WarmStart:
         learning_rate: Peak learning rate; falls to zero linearly.
         seed: Seed of the weights, the demonstrations and their order.
         copying: Whether names have to be copied that are seen for the first time: then no token spans two words, and
-            questions and observations are trained on as well, since names are repeated in them.
+            the fresh model has induction heads, see `trace_gym.training.policy.add_induction_heads`.
     """
 
     env_id: str = "trace_gym/MathCode-v0"
@@ -73,11 +81,8 @@ class WarmStart:
         environment's texts would change.
         """
         names = ("torch", "transformers", "trl", "tokenizers")
-        settings = asdict(self)
-        if not self.copying:
-            del settings["copying"]  # which is younger than policies that are cached
-        content: list[Any] = [settings, {name: require(name, "train").__version__ for name in names}]
-        content += [CHAT_TEMPLATE, SPECIAL_TOKENS]
+        content: list[Any] = [asdict(self), {name: require(name, "train").__version__ for name in names}]
+        content += [CHAT_TEMPLATE, SPECIAL_TOKENS, PART]
         with closing(self.make_env()) as env:
             ids = env.unwrapped.task_ids  # type: ignore[attr-defined]
             for task_id in ids[:: max(1, len(ids) // KEY_SAMPLE)]:
@@ -221,23 +226,24 @@ def _train(
 ) -> None:
     """Train a fresh policy on the demonstrations with TRL's SFTTrainer and save it.
 
-    Small batches of any lengths: grouping by length saves padding, but made the loss fall several times more slowly.
+    A batch is of any lengths, and passes through the model in parts of like lengths, which halves the padding. Batches
+    of like lengths would save the rest, but made the loss fall several times more slowly.
     """
     datasets, trl = require("datasets", "train"), require("trl", "train")
-    texts = (message.content for demonstration in demonstrations for message in demonstration.messages)
+    texts = [message.content for demonstration in demonstrations for message in demonstration.messages]
+    texts += [signatures(demonstration.tools) for demonstration in demonstrations]
     tokenizer = build_tokenizer(texts, config.shape, config.copying)
     encoder = ChatEncoder(tokenizer)
     rows = [encode_demonstration(encoder, demonstration) for demonstration in demonstrations]
     rows = [row for row in rows if len(row["input_ids"]) <= config.shape.context]
-    if config.copying:
-        rows = [{"input_ids": row["input_ids"]} for row in rows]
-    model = build_model(tokenizer, config.shape, config.seed)
+    model = build_model(tokenizer, config.shape, config.seed, config.copying)
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     progress(f"warm start: training {millions:.2f} M parameters on {len(rows)} conversations")
     args = trl.SFTConfig(
         output_dir=str(folder / "unused"),
         num_train_epochs=config.epochs,
-        per_device_train_batch_size=config.batch_size,
+        per_device_train_batch_size=PART,
+        gradient_accumulation_steps=max(1, config.batch_size // PART),
         learning_rate=config.learning_rate,
         lr_scheduler_type="linear",
         warmup_steps=50,
@@ -253,7 +259,7 @@ def _train(
         logging_steps=50,
         disable_tqdm=True,
     )
-    trainer = trl.SFTTrainer(
+    trainer = _sft_trainer(config.batch_size)(
         model=model,
         args=args,
         train_dataset=datasets.Dataset.from_list(rows),
@@ -264,6 +270,43 @@ def _train(
     trainer.train()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _sft_trainer(batch_size: int) -> Any:
+    trl, torch = require("trl", "train"), require("torch", "train")
+
+    class PartsOfLikeLengths(torch.utils.data.Sampler):  # type: ignore[misc,name-defined]
+        """Yields the rows in random order, each batch of them sorted by length."""
+
+        def __init__(self, lengths: Sequence[int], seed: int) -> None:
+            self.lengths, self.rng = np.asarray(lengths), np.random.default_rng([seed, 1])
+
+        def __len__(self) -> int:
+            return len(self.lengths)
+
+        def __iter__(self) -> Iterator[int]:
+            order = self.rng.permutation(len(self.lengths))
+            for start in range(0, len(order), batch_size):
+                batch = order[start : start + batch_size]
+                yield from batch[np.argsort(self.lengths[batch], kind="stable")].tolist()
+
+    class Trainer(trl.SFTTrainer):  # type: ignore[misc,name-defined]
+        """Its batches pass in parts of like lengths."""
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return PartsOfLikeLengths([len(ids) for ids in self.train_dataset["input_ids"]], self.args.seed)
+
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            """Return TRL's loss; logits are of the tokens to learn alone, which takes a third of the time."""
+            labels = inputs["labels"][:, 1:]
+            learned = labels != -100
+            states = model.model(input_ids=inputs["input_ids"]).last_hidden_state  # padded at the end: needs no mask
+            logits = model.lm_head(states[:, :-1][learned])
+            return torch.nn.functional.cross_entropy(logits, labels[learned], reduction="sum") / num_items_in_batch
+
+    return Trainer
 
 
 def _callback(config: WarmStart, tokenizer: Any, measure: Measure | None, progress: Callable[[str], None]) -> Any:

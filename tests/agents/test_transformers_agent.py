@@ -17,7 +17,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from trace_gym.agents import transformers as subject
+from trace_gym.agents import decoding, kv_batch
 from trace_gym.agents.transformers import TransformersAgent
 from trace_gym.errors import BadInputError, InfrastructureError
 from trace_gym.messages import Message, Request
@@ -206,8 +206,8 @@ def test_buffers_grow_beyond_their_first_room(tokenizer, monkeypatch):
     model = build()
     wanted = requests(6, max_tokens=40)
     roomy = answer(TransformersAgent(model, tokenizer), wanted)
-    monkeypatch.setattr(subject, "GROWTH", 3)
-    monkeypatch.setattr(subject, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(kv_batch, "ROOM", 3)
+    monkeypatch.setattr(decoding, "PREFILL_TOKENS", 16)
     narrow = answer(TransformersAgent(model, tokenizer), wanted)
     assert [c.token_ids for c in narrow] == [c.token_ids for c in roomy]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from trace_gym.errors import BadInputError
 from trace_gym.record import read_trees
 from trace_gym.training.report import read_jsonl
 from trace_gym.training.run_config import TrainConfig, recipe
-from trace_gym.training.train import train
+from trace_gym.training.train import train, trainer_args
 from trace_gym.training.warm_start import WarmStart, encode_demonstration, play_demonstrations, warm_start
 
 TOY = {
@@ -73,7 +74,7 @@ def run(out, stop_after=None, **changes):
 
 def steps(folder):
     """Return a run's metrics without times, which differ from run to run."""
-    timed = ("time/", "train_runtime", "step_time")
+    timed = ("time/", "train_runtime", "step_time", "eval/seconds")
     lines = read_jsonl(folder / "metrics.jsonl")
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
 
@@ -126,11 +127,69 @@ def test_an_interrupted_run_is_readable_and_resumes_to_the_same_end(finished, tm
     assert steps(out / "trace") == steps(folder / "trace")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_killed_run_resumes_to_the_same_weights(finished, tmp_path):
+    """SIGKILL at any moment: weights, trees and metrics end as if nothing had happened, and no process is left."""
+    folder, _ = finished
+    out, options = tmp_path / "job", tmp_path / "run.json"
+    options.write_text(json.dumps({**TOY, "methods": ["trace"], "out": str(out), "save_every": 2}))
+    rng = random.Random(0)
+    step, delay = rng.randint(1, steps(folder / "trace")[-1]["step"] - 1), rng.uniform(0.0, 0.3)
+    command = [sys.executable, "-m", "trace_gym.cli", "train"]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    with subprocess.Popen([*command, "--config", options], stdout=subprocess.PIPE, text=True, env=environment) as job:
+        for line in job.stdout:
+            if line.startswith(f"trace: step {step},"):
+                break
+        time.sleep(delay)
+        children = descendants(job.pid)
+        job.kill()
+    assert job.returncode == -signal.SIGKILL and not (out / "trace" / "result.json").exists()
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in children if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+    subprocess.run([*command, "--resume", out], check=True, capture_output=True, env=environment, timeout=200)
+    for name in ("model", "best"):
+        weights = Path("trace") / name / "model.safetensors"
+        assert (out / weights).read_bytes() == (folder / weights).read_bytes()
+    assert trees(out / "trace") == trees(folder / "trace")
+    assert steps(out / "trace") == steps(folder / "trace")
+
+
 def test_a_folder_in_use_is_refused(tmp_path):
     """Nothing is overwritten; the message says how to go on."""
     (tmp_path / "something").write_text("precious")
     with pytest.raises(BadInputError, match="--resume"):
         train(TrainConfig(out=str(tmp_path)), agent_factory)
+
+
+def test_a_run_can_be_described_in_one_file(tmp_path):
+    """TOML or JSON; the same options as on the command line, and all of the trainer's."""
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'methods = ["trace"]\nlearning_rate = 1\nenv_kwargs = {max_turns = 3}\n[trainer]\npacking = false\n'
+    )
+    config = TrainConfig(**TrainConfig.read(path))
+    assert (config.methods, config.learning_rate, config.env_kwargs) == (("trace",), 1, {"max_turns": 3})
+    assert trainer_args(config, "trace", tmp_path).packing is False
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("methds = ['trace']", "Did you mean 'methods'"),
+        ("token_budget = '5'", "token_budget cannot be '5'"),
+        ("methods = 'trace'", "methods cannot be 'trace'"),
+        ("seed = true", "seed cannot be True"),
+        ("seed = ", "Cannot read"),
+    ],
+)
+def test_a_file_with_mistakes_is_refused_by_name(tmp_path, text, words):
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(BadInputError, match=words):
+        TrainConfig.read(tmp_path / "run.toml")
 
 
 def test_resuming_what_is_no_run_is_refused(tmp_path):
@@ -153,6 +212,9 @@ def test_resuming_what_is_no_run_is_refused(tmp_path):
         ({"skill": 2.0}, "skill"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"expansions": -1}, "expansions"),
+        ({"env": "trace_gym/MathCode-v0,trace_gym/HotpotQASearch-v0", "weights": (1.0,)}, "1 weights for 2"),
+        ({"env": "trace_gym/MathCode-v0,trace_gym/HotpotQASearch-v0", "tasks": "a{1..9}"}, "each source"),
+        ({"weights": (1.0,)}, "single environment"),
     ],
 )
 def test_contradictions_are_refused_before_anything_starts(changes, words):
@@ -167,6 +229,7 @@ def test_contradictions_are_refused_before_anything_starts(changes, words):
         ({"env_kwargs": {"max_turns": 1}}, "expansions"),
         ({"candidates": 50_000}, "candidates"),
         ({"env_kwargs": {"families": ["powr"]}}, "Did you mean 'power'"),
+        ({"trainer": {"paking": True}}, "Did you mean 'packing'"),
     ],
 )
 def test_what_trainer_or_environment_would_refuse_is_refused_at_once(changes, words, tmp_path):
@@ -243,6 +306,31 @@ def test_another_model_trains_with_lora_on_a_data_file(finished, tmp_path):
     trained = {task for _, task, _ in trees(out / "trace")}
     evaluated = {json.loads(line)["task_id"] for line in (out / "before.jsonl").read_text().splitlines()}
     assert trained and evaluated and not trained & evaluated
+
+
+@pytest.mark.slow
+def test_two_environments_and_a_million_tasks_train_in_one_run(finished, tmp_path):
+    """By weight, with the recipe of each where nothing else is said; what is resumed is the same mixture."""
+    folder, _ = finished
+    out, small = tmp_path / "job", {"token_budget": 200, "candidates": 6, "root_budget": 12, "predictor": "hidden"}
+    math, search = "trace_gym/MathCode-v0", "trace_gym/HotpotQASearch-v0"
+    run(
+        out,
+        env=f"{math},{search}",
+        weights=(2.0, 1.0),
+        env_kwargs={math: TOY["env_kwargs"]},
+        model=str(folder / "trace" / "model"),
+        methods=("trace",),
+        **small,
+    )
+    pool = [task.partition("/")[0] for step, task, _ in trees(out / "trace") if step == 0]
+    assert sorted(pool) == ["HotpotQASearch-v0"] * 2 + ["MathCode-v0"] * 4
+    sources = TrainConfig.load(out).env_kwargs["sources"]
+    assert [source["kwargs"] for source in sources] == [TOY["env_kwargs"], dict(recipe(search).env_kwargs)]
+    tasks = "power-1-train-{000000..999999}"
+    run(tmp_path / "range", tasks=tasks, model=str(folder / "trace" / "model"), methods=("trace",), **small)
+    numbers = [int(task.removeprefix("power-1-train-")) for _, task, _ in trees(tmp_path / "range" / "trace")]
+    assert max(numbers) > 9_999
 
 
 @pytest.mark.slow

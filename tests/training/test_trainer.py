@@ -251,7 +251,8 @@ def test_a_step_without_contrast_moves_nothing(make_trainer: MakeTrainer) -> Non
 
 def test_a_step_in_which_most_rollouts_failed_is_refused(make_trainer: MakeTrainer) -> None:
     """What survives a fault was chosen by the fault; the error names it and what it hit."""
-    trainer = make_trainer(env_kwargs={"failing": tuple(f"{d}{c}" for d in "0123" for c in "abcdef")})
+    failing = tuple(f"{d}{c}" for d in "0123" for c in "abcdef")
+    trainer = make_trainer(env_kwargs={"failing": failing}, step_retries=0, max_skipped_steps=0)
     with pytest.raises(InfrastructureError, match=r"sandbox_died: \d+ of \d+ rollouts .* the sandbox died"):
         trainer.train()
     assert trainer._collector is None, "environments are closed"
@@ -422,7 +423,6 @@ def test_the_configuration_can_be_given_on_a_command_line(tmp_path: Any) -> None
         ({"loss_type": "vespo"}, "loss_type 'vespo' is not exact with varying rows"),
         ({"importance_sampling_level": "sequence"}, "importance_sampling_level is 'sequence'"),
         ({"scale_rewards": "batch"}, "scale_rewards is 'batch'"),
-        ({"use_vllm": True}, "use_vllm is True"),
         ({"num_generations": 4}, "num_generations is 4; the allocator decides"),
         ({"gradient_accumulation_steps": 2}, "holds fewer than the 768 rows"),
         ({"top_p": 0.9}, "top_p is 0.9, which would have no effect"),
@@ -474,7 +474,7 @@ def test_a_configuration_that_does_not_fit_the_environment_is_refused(
 
 def test_each_prompt_comes_once_per_epoch_and_epochs_differ() -> None:
     """Batches of candidates hold different prompts and repeat for every micro-batch."""
-    sampler = CandidateSampler(11, candidates=4, repeats=3, seed=0)
+    sampler = CandidateSampler([(11, 1.0)], candidates=4, repeats=3, seed=0)
     epochs = []
     for epoch in range(2):
         sampler.set_epoch(epoch)
