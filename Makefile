@@ -7,7 +7,7 @@ EXTRAS := train,math,qa,bfcl,openai,dev
 .PHONY: help train test quick search vllm lint clean
 
 help:
-	@echo "make train   install and run the main job: TRACE training of a small policy on this machine (about 15 minutes)"
+	@echo "make train   install and run the main job: TRACE training of a small policy on this machine (about 10 minutes)"
 	@echo "make quick   the same job in its short form (about 3 minutes)"
 	@echo "make test    install and run the tests"
 	@echo "make search  add Lucene (Pyserini and a Java) for the search environment, and compare it with the built-in engine"

@@ -708,17 +708,18 @@ def test_closing_does_not_wait_for_what_hangs(gate):
 
 
 INTERRUPTED = """
-import asyncio, signal, sys, threading
+import signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 sys.path.insert(0, {folder!r})
 from test_collect import TASKS, Talker, Walk, collector
+from trace_gym.batching import run_to_end
 def hook(event, subject):
     if event == "step":
         sys.stdout.write("hangs\\n")
         threading.Event().wait()
 with collector(Talker({batched}), lambda: Walk(hook), workers=2) as made:
     try:
-        asyncio.run(made.grow(TASKS, (2, 2, 2)))
+        run_to_end(made.grow(TASKS, (2, 2, 2)))
     except KeyboardInterrupt:
         sys.stdout.write("interrupted\\n")
 """
@@ -735,7 +736,6 @@ def test_an_interrupt_ends_the_program_although_steps_hang(batched):
     with process:
         try:
             assert process.stdout.readline() == "hangs\n"
-            time.sleep(0.3)  # a signal between giving up the GIL and waiting for events wakes no event loop: CPython's
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=20)
         finally:

@@ -8,13 +8,15 @@ import pytest
 
 from trace_gym.check import _Checker
 from trace_gym.cli import main
+from trace_gym.training.run_config import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = ("README.md", "envs/math/README.md", "envs/search/README.md", "envs/bfcl/README.md")
+EXAMPLES = ("README.md", "envs/math/README.md", "envs/search/README.md", "envs/bfcl/README.md")
+PAGES = (*EXAMPLES, "training/README.md")
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", EXAMPLES)
 def test_the_examples_give_the_output_that_is_shown(page, request):
     """Every line of the interactive examples is run and compared."""
     if "BFCLMultiTurn" in (ROOT / page).read_text().partition("\n")[0]:
@@ -39,6 +41,17 @@ def test_every_command_exists_with_the_options_that_are_shown(page, capsys):
         except SystemExit:
             shown = capsys.readouterr().out
         assert all(re.search(rf"{re.escape(option)}\b", shown) for option in options), command
+
+
+def test_the_configuration_that_is_shown_is_one(tmp_path):
+    """A run takes the file, and the trainer the fields of its table."""
+    pytest.importorskip("trl")
+    from trace_gym.training.config import TraceGRPOConfig
+
+    path = tmp_path / "run.toml"
+    path.write_text(*re.findall(r"```toml\n(.*?)```", (ROOT / "training/README.md").read_text(), re.DOTALL))
+    config = TrainConfig.make(TrainConfig.read(path))
+    assert set(config.trainer) <= set(TraceGRPOConfig.__dataclass_fields__)
 
 
 def test_the_make_targets_that_are_shown_exist():

@@ -12,10 +12,15 @@ Nothing here waits for ever: a burst has a deadline.
 from __future__ import annotations
 
 import asyncio
+import signal
+import socket
+import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from trace_gym.errors import BadInputError, InfrastructureError
 from trace_gym.messages import Agent, Completion, Request
@@ -219,6 +224,34 @@ async def _ask(agent: Agent, requests: list[Request]) -> list[Completion]:
             "an agent answers every request, in order."
         )
     return completions
+
+
+def run_to_end(call: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also inside a notebook, where a loop already runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_wakeful(call))
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, call).result()
+
+
+async def _wakeful(call: Coroutine[Any, Any, T]) -> T:
+    """Let signals wake the event loop: asyncio misses one that comes just before it waits for events."""
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        return await call
+    loop = asyncio.get_running_loop()
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        far.setblocking(False)
+        before = signal.set_wakeup_fd(far.fileno(), warn_on_full_buffer=False)
+        loop.add_reader(near, near.recv, 4096)
+        try:
+            return await call
+        finally:
+            loop.remove_reader(near)
+            signal.set_wakeup_fd(before)
 
 
 async def gather(calls: Sequence[Awaitable[T]]) -> list[T]:

@@ -15,7 +15,6 @@ Left out: paired comparison of two agents; their files hold what it needs, and e
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections import Counter
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trace_gym.allocation import get_allocator
+from trace_gym.batching import run_to_end
 from trace_gym.chat import ChatEncoder
 from trace_gym.collect import Collector
 from trace_gym.errors import BadInputError
@@ -177,7 +177,7 @@ def evaluate(
 ) -> Report:
     """Play ``n`` episodes of every task and report.
 
-    Runs an event loop of its own; inside one (a notebook), call it through ``asyncio.to_thread``.
+    Runs an event loop of its own, in another thread where one runs already (a notebook).
 
     Args:
         make_env: Makes one environment.
@@ -218,7 +218,7 @@ def evaluate(
         processes=processes,
     )
     with collector:
-        results = asyncio.run(_play(collector, wanted, chunk, path, run, progress or (lambda *_: None)))
+        results = run_to_end(_play(collector, wanted, chunk, path, run, progress or (lambda *_: None)))
     return Report.of(results, n)
 
 

@@ -28,16 +28,14 @@ Left out: evaluation (see `trace_gym.evaluate`).
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +51,7 @@ from trl.trainer.utils import use_adapter
 
 from trace_gym.advantages import AdvantageRule, get_advantage, grpo
 from trace_gym.allocation import get_allocator
+from trace_gym.batching import run_to_end
 from trace_gym.chat import ChatEncoder
 from trace_gym.collect import Collection, Collector
 from trace_gym.errors import StateError, require
@@ -82,7 +81,6 @@ from trace_gym.training.vllm_sampling import awake, engine_of, engine_start, imp
 STATE_FILE = "trace_gym.pt"
 
 AgentFactory = Callable[..., Agent]
-T = TypeVar("T")
 
 
 class TraceGRPOTrainer(GRPOTrainer):
@@ -324,7 +322,9 @@ class TraceGRPOTrainer(GRPOTrainer):
         self.model.eval()
         try:
             with self._sampler_ready():
-                collection = _wait(self._collector.collect(task_ids, self.args.root_budget, step=self.num_collections))
+                collection = run_to_end(
+                    self._collector.collect(task_ids, self.args.root_budget, step=self.num_collections)
+                )
         finally:
             self.model.train(training)
         self.last_collection = collection
@@ -530,13 +530,3 @@ class _StepEvents(TrainerCallback):
 def verified_outcome(**_: Any) -> list[float]:
     """Stand in for the reward function that TRL asks for; rewards come with the trees."""
     raise StateError("Rewards come from the environment's verified outcomes; TRL must not ask for them.")
-
-
-def _wait(call: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also inside a notebook, where a loop already runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(call)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, call).result()
