@@ -638,7 +638,7 @@ def test_a_bug_in_one_environment_ends_the_round_at_once(error, batched, gate, c
     with pytest.raises(type(error)):
         grow(("a", "odd", "b"), (3, 1, 3), agent=agent, make_env=make_env)
     assert time.perf_counter() - start < 1.5
-    assert len(agent.requests) == 7
+    assert len(agent.requests) == 7 if batched else len(agent.requests) <= 7  # none is asked a second time
     assert {id(env) for env in envs} == {id(env) for env in closed}
     gc.collect()
     assert not caplog.records
