@@ -372,7 +372,7 @@ def test_an_attack_is_contained(drivers: Drivers, name: str) -> None:
     assert status in attack.status.split(), (status, text)
     assert re.search(attack.text, text), text
     assert_contained(report)
-    assert report["seconds"] < 60
+    assert report["seconds"] < (20 if "timeout" in attack.status else 60)
 
 
 @pytest.mark.parametrize("name", FURTHER)
