@@ -114,11 +114,11 @@ class EmbeddedBm25:
         where = self._postings(number)
         if where.stop - where.start > self._most_rare:
             return number
-        return RareTerm(self._index.docs[where], self._impacts[where])
+        return RareTerm.of(self._index.docs[where], self._impacts[where])
 
     def _find_common(self, number: int) -> CommonTerm:
         where = self._postings(number)
-        return CommonTerm.of(RareTerm(self._index.docs[where], self._impacts[where]), self.size)
+        return CommonTerm.of(RareTerm.of(self._index.docs[where], self._impacts[where]), self.size)
 
     def _repeated(self, text: str, times: int) -> RareTerm | None:
         """Return a term that stands in the query several times: Lucene multiplies its weight before the formula."""
@@ -126,7 +126,7 @@ class EmbeddedBm25:
         if number is None:
             return None
         where = self._postings(number)
-        return RareTerm(self._index.docs[where], self._impact(self._idf[number] * np.float32(times), where))
+        return RareTerm.of(self._index.docs[where], self._impact(self._idf[number] * np.float32(times), where))
 
     def close(self) -> None:
         """Drop what is kept between searches; the files are unmapped with the object."""

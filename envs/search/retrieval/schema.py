@@ -97,7 +97,11 @@ def encode_answer(answer: dict[str, Any], msgpack: bool) -> tuple[bytes, str]:
     if msgpack:
         packed: bytes = require("msgpack", "serve").packb(answer)
         return packed, "application/msgpack"
-    return json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"), "application/json"
+    try:
+        encoded: bytes = require("orjson", "serve").dumps(answer)
+    except TypeError:  # half of a surrogate pair, which no UTF-8 has
+        encoded = json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace")
+    return encoded, "application/json"
 
 
 def _entry(hit: Hit, with_score: bool) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The best documents for a query's terms: exact, and quick in numpy.
 
-The documents of rare terms are scored in full. A document that has common terms only can be among the best only if the
-sum of their highest impacts reaches the k-th best of those; where it does, the documents of one common term after the
-other are scored as well, until what is left of the sum does not (the idea is MaxScore's: Turtle and Flood, "Query
-evaluation: strategies and optimizations", 1995). The impacts of common terms are kept as dense rows, which are quick to
-look up.
+The documents of rare terms are scored in full; the k-th highest impact of one of the terms is a score that k of them
+reach. A document that has common terms only can be among the best only if the sum of their highest impacts reaches the
+k-th best of those; where it does, the documents of one common term after the other are scored as well, until what is
+left of the sum does not (the idea is MaxScore's: Turtle and Flood, "Query evaluation: strategies and optimizations",
+1995). The impacts of common terms are kept as dense rows, which are quick to look up.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+_KEPT = 16  # highest impacts of a rare term; k that are larger have no bound from them
 _SLACK = 1 + 1e-6  # of bounds: far above the rounding to float32, so that all that ties at the k-th place survives
 
 Docs = npt.NDArray[np.intp]
@@ -29,10 +30,18 @@ class RareTerm:
     Attributes:
         docs: int32: the documents, ascending.
         impacts: float32: what each gets, positive.
+        highest: The highest impacts, the highest first, `_KEPT` of them if there are as many.
     """
 
     docs: npt.NDArray[np.int32]
     impacts: npt.NDArray[np.float32]
+    highest: Sequence[float]
+
+    @classmethod
+    def of(cls, docs: npt.NDArray[np.int32], impacts: npt.NDArray[np.float32]) -> RareTerm:
+        """Make a term of its postings."""
+        surplus = max(0, len(impacts) - _KEPT)
+        return cls(docs, impacts, sorted(np.partition(impacts, surplus)[surplus:].tolist(), reverse=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +52,13 @@ class CommonTerm:
         term: The term as its documents.
         codes: Unsigned ``[documents]``: which impact each gets, 0 for none.
         impacts: float64: by code, ascending; the first is 0.
+        highest: The highest impact.
     """
 
     term: RareTerm
     codes: npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
     impacts: Scores
+    highest: float
 
     @classmethod
     def of(cls, term: RareTerm, size: int) -> CommonTerm:
@@ -55,12 +66,7 @@ class CommonTerm:
         impacts, codes = np.unique(term.impacts, return_inverse=True)
         row = np.zeros(size, np.min_scalar_type(len(impacts)))
         row[term.docs] = codes + 1
-        return cls(term, row, np.concatenate([[0.0], impacts]))
-
-    @property
-    def highest(self) -> float:
-        """The highest impact."""
-        return float(self.impacts[-1])
+        return cls(term, row, np.concatenate([[0.0], impacts]), float(impacts[-1]))
 
     def gains(self, docs: Docs) -> Scores:
         """Return what the term gives to some documents."""
@@ -87,7 +93,9 @@ def best_documents(rare: Sequence[RareTerm], common: Sequence[CommonTerm], k: in
         row[docs] = 0
         for term in common:
             scores += term.gains(docs)
-        found = _highest(k * len(rare), docs, scores)  # k documents: one is there at most once for each of its terms
+        reached = max([term.highest[k - 1] for term in rare if len(term.highest) >= k], default=0.0)  # by k documents
+        chosen = np.flatnonzero(scores >= reached / _SLACK)
+        found = _highest(k * len(rare), docs[chosen], scores[chosen])  # one is there at most once for each of its terms
     common = sorted(common, key=lambda term: -term.highest)
     rests = list(accumulate((term.highest * _SLACK for term in reversed(common)), initial=0.0))[::-1]
     for place, term in enumerate(common):
