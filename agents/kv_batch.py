@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-ROOM = 64  # columns to grow into at least; then everything is moved
+ROOM = 128  # columns to grow into at least; then everything is moved
 
 Shape = tuple[int, int]  # heads, dim
 
@@ -66,15 +66,14 @@ class KVBatch:
         if rows <= held and width <= self._end and self._end + columns <= capacity:
             return
         num, used = len(self.lengths), max(self.lengths, default=0)
-        width = max(width, used)
         old = self._buffer[:, :num, :, self._end - used : self._end]
-        rows = held if rows <= held else max(rows, min(2 * held, self._places))
+        rows = max(rows, min(2 * num, self._places))
+        width = max(width, used)
         room = max(ROOM, width // 4)
-        # Not filled: most of it may never be touched. But what is masked must be finite, since 0 * NaN is NaN.
-        self._buffer = self._like.new_empty(self._parts, rows, self._size[0], width + room, self._size[1])
-        self._buffer[:, :num, :, : width - used] = 0
-        self._buffer[:, :num, :, width - used : width] = old
-        self._end = width
+        self._end = width + room // 4  # rows that join later may be wider
+        # What stands before a row's first token is masked, but it must be finite, since 0 * NaN is NaN.
+        self._buffer = self._like.new_zeros(self._parts, rows, self._size[0], self._end + room, self._size[1])
+        self._buffer[:, :num, :, self._end - used : self._end] = old
 
     def join(self, prefixes: Sequence[Sequence[torch.Tensor]], added: Sequence[int]) -> None:
         """Append rows: known prefixes, in pieces, behind each of which room is left for tokens still to be read."""
@@ -84,7 +83,6 @@ class KVBatch:
         self.reserve(first + len(lengths), max(lengths))
         for row, (pieces, length) in enumerate(zip(prefixes, lengths, strict=True), start=first):
             at = self._end - length
-            self._buffer[:, row, :, :at] = 0
             for piece in pieces:
                 self._buffer[:, row, :, at : at + piece.shape[2]] = piece
                 at += piece.shape[2]

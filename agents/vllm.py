@@ -16,12 +16,14 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
-from vllm import LLM, SamplingParams
+from vllm import LLM, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from trace_gym.chat import ChatEncoder
 from trace_gym.errors import BadInputError, InfrastructureError
@@ -30,7 +32,8 @@ from trace_gym.messages import Completion, Request
 BURST = 16  # tokens of every answer; short, so that answers that are done are not held up
 DONE_SHARE = 0.25
 
-_names = itertools.count()  # of requests; one engine may serve several agents
+_FAILURES = (RuntimeError, MemoryError, EngineDeadError, EngineGenerateError)
+_names = itertools.count()  # of requests; several agents may have one engine
 
 Finished = Callable[[Any, Completion], None]
 
@@ -79,7 +82,7 @@ class VLLMAgent(_Sampling):
     """Answers with a vLLM engine in this process.
 
     Args:
-        model: A ``vllm.LLM``.
+        model: A ``vllm.LLM``; several agents may have it, but only one at a time may use it.
         tokenizer: Its tokenizer, with a chat template (see `trace_gym.chat.ChatEncoder`).
         temperature: Divides the logits; 0 decodes greedily.
         top_p: Samples from the smallest set of tokens with at least this probability; 1 turns it off.
@@ -111,9 +114,10 @@ class VLLMAgent(_Sampling):
             raise BadInputError(f"slack must be at least 0; got {slack}.")
         self.slack = slack
         self._engine = model.llm_engine
+        self._owners: dict[str, Generation] = {}  # of what the engine works on, by the request's name
         # An engine belongs to one thread, whose current device is the one that the engine was made on.
         device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
-        self._thread = ThreadPoolExecutor(1, "trace_gym_vllm", _use_device, (device,))
+        self._thread = ThreadPoolExecutor(1, "trace_gym_vllm", _prepare_thread, (device,))
 
     @classmethod
     def from_pretrained(
@@ -144,6 +148,28 @@ class VLLMAgent(_Sampling):
         """Return what answers requests side by side as they come."""
         return Generation(self)
 
+    def _step(self) -> None:
+        """Decode a token of every answer; hand what is finished to who asked."""
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            for generation in self._owners.values():
+                generation._failure = error
+            self._drop(list(self._owners))
+            # It counts prefixes as known from when it is about to read them.
+            with suppress(*_FAILURES):
+                self._engine.reset_prefix_cache()
+            return
+        for output in outputs:
+            if output.finished and (owner := self._owners.pop(output.request_id, None)) is not None:
+                owner._finished.append(output)
+
+    def _drop(self, names: Sequence[str]) -> None:
+        """Make the engine forget requests."""
+        self._engine.abort_request(names)
+        for name in names:
+            self._owners.pop(name, None)
+
 
 class Generation:
     """Answers requests side by side as they come; see `trace_gym.batching.Generation`.
@@ -162,6 +188,9 @@ class Generation:
         self.num_read = 0
         self._agent = agent
         self._asked: dict[str, tuple[Any, int]] = {}  # key and limit of what the engine works on
+        self._finished: list[RequestOutput] = []  # not delivered yet
+        self._failure: Exception | None = None  # of the engine, whoever made it work
+        self._is_over = False
 
     async def burst(
         self, requests: Sequence[tuple[Any, Request]], finished: Finished, closed: Sequence[int] = ()
@@ -175,25 +204,34 @@ class Generation:
             else:
                 finished(key, Completion("", (), (), "length"))
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(
+        work = loop.run_in_executor(
             self._agent._thread, self._work, new, lambda *answer: loop.call_soon_threadsafe(finished, *answer)
         )
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # Whoever comes next must find the engine at rest, and nothing in it that nobody waits for.
+            self._is_over = True
+            await asyncio.gather(work, return_exceptions=True)
+            raise
 
     def _work(self, new: Sequence[tuple[Any, Request, list[int], int]], deliver: Finished) -> None:
         try:
             for key, request, ids, limit in new:
                 self._ask(key, request, ids, limit)
             num_asked, tokens = len(self._asked), 0
-            while len(self._asked) > (1 - DONE_SHARE) * num_asked and tokens < BURST:
-                self._step(deliver)
+            self._deliver(deliver)
+            while len(self._asked) > (1 - DONE_SHARE) * num_asked and tokens < BURST and not self._is_over:
+                self._agent._step()
+                self._deliver(deliver)
                 tokens += 1
         except BaseException as error:
-            # Nobody hears of the others any more: they must not fill the engine's places.
-            self._agent._engine.abort_request(list(self._asked))
-            self._asked.clear()
-            if isinstance(error, RuntimeError | MemoryError):
+            self._drop()
+            if isinstance(error, _FAILURES):
                 raise InfrastructureError("generation", f"{type(error).__name__}: {error}") from error
             raise
+        if self._is_over:
+            self._drop()
 
     def _ask(self, key: Any, request: Request, ids: list[int], limit: int) -> None:
         name = f"trace_gym-{next(_names)}"
@@ -207,15 +245,27 @@ class Generation:
             **self._agent._extras(request),
         )
         self._agent._engine.add_request(name, {"prompt_token_ids": ids}, parameters)
+        self._agent._owners[name] = self
         self._asked[name] = key, limit
 
-    def _step(self, deliver: Finished) -> None:
-        for output in self._agent._engine.step():
-            if not output.finished or output.request_id not in self._asked:
-                continue
+    def _drop(self) -> None:
+        """Forget what is asked: nobody hears of it any more, and it must not fill the engine's places."""
+        self._agent._drop(list(self._asked))
+        self._asked.clear()
+        self._finished.clear()
+
+    def _deliver(self, deliver: Finished) -> None:
+        """Give away what is finished."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        while self._finished:
+            output = self._finished.pop(0)
             key, limit = self._asked.pop(output.request_id)
-            self.num_read += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
             answer = output.outputs[0]
+            if answer.finish_reason not in ("stop", "length"):
+                raise InfrastructureError("generation", f"The engine gave a request up: {answer.finish_reason}.")
+            self.num_read += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
             logprobs = [step[token].logprob for token, step in zip(answer.token_ids, answer.logprobs, strict=True)]
             deliver(key, self._agent._completion(answer.token_ids, logprobs, limit))
 
@@ -315,6 +365,9 @@ class VLLMServerAgent(_Sampling):
         return self._completion(output["completion_ids"][0], [step[0] for step in output["logprobs"][0]], limit)
 
 
-def _use_device(index: int | None) -> None:
+def _prepare_thread(index: int | None) -> None:
+    # A thread learns from torch how many others may help it. vLLM's kernels for CPUs count on one number throughout,
+    # and would ask before torch does.
+    torch.get_num_threads()
     if index is not None:
         torch.accelerator.set_device_index(index)

@@ -188,7 +188,7 @@ def test_infrastructure_failures_are_apart(quiz, monkeypatch):
     assert nothing.failures == {"sandbox_died": 3}
     assert math.isnan(nothing.pass_at_1) and nothing.interval == (0.0, 1.0)
     assert nothing.to_dict()["pass_at_1"] is None
-    assert "sandbox_died 3" in str(nothing)
+    assert "sandbox_died 3" in str(nothing) and nothing.reasons["sandbox_died"] in str(nothing)
 
 
 def test_episodes_in_the_file_are_not_played_again(quiz, tmp_path):
@@ -259,6 +259,17 @@ def test_partial_rewards_are_no_successes():
     assert report.pass_at_1 == pytest.approx(0.75)
     assert report.mean_reward == pytest.approx(2.5 / 3)
     assert report.pass_at_k == {1: pytest.approx(0.75), 2: pytest.approx(1.0)}
+
+
+def test_a_report_of_groups_comes_back_from_json():
+    """Each group is a report of its own; what is undefined stays so."""
+    failed = EpisodeResult("b/1", 0, None, failure={"kind": "deadline", "reason": "slow"})
+    episodes = [EpisodeResult("a/1", 0, 1.0), failed, EpisodeResult("a/2", 0, 0.0)]
+    report = Report.of(episodes, group=lambda task_id: task_id.partition("/")[0])
+    assert report.groups["a"] == Report.of([episodes[0], episodes[2]]) and report.groups["b"].num_episodes == 0
+    back = Report.from_dict(json.loads(json.dumps(report.to_dict())))
+    assert back.groups["a"] == report.groups["a"] and math.isnan(back.groups["b"].pass_at_1)
+    assert (back.pass_at_1, back.interval, back.pass_at_k) == (report.pass_at_1, report.interval, report.pass_at_k)
 
 
 def test_bad_arguments_are_refused(quiz):

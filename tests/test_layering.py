@@ -14,7 +14,7 @@ ROOMS = ("envs", "agents", "training", "assets")
 FLOORS = (
     "errors cache processes messages snapshot check task_list mixture tree tool_text tool_json tool_pythonic "
     "tool_fence tool_react tool_formats chat budget allocation text_features predictor targets advantages "
-    "batching executor env_calls collect record evaluate viewer cli"
+    "batching executor env_calls play collect record evaluate viewer cli"
 ).split()
 
 

@@ -19,7 +19,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -76,6 +76,7 @@ class Report:
         num_tasks: Tasks with at least one outcome.
         num_episodes: Episodes with an outcome.
         failures: Infrastructure failures by kind.
+        reasons: The reason of the first failure of each kind.
         verdicts: Outcomes by verdict.
         pass_at_1: Mean over tasks of the share of solved episodes; solved means a reward of 1.
         interval: 95 % interval of ``pass_at_1``.
@@ -85,6 +86,7 @@ class Report:
         mean_tokens: Tokens generated per episode.
         mean_tool_calls: Tools called per episode.
         mean_tool_errors: Tool calls per episode whose result was an error.
+        groups: The same of each group of tasks, where they were grouped.
     """
 
     num_tasks: int
@@ -99,11 +101,18 @@ class Report:
     mean_tokens: float
     mean_tool_calls: float
     mean_tool_errors: float
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, Report] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, episodes: Sequence[EpisodeResult], n: int = 1) -> Report:
-        """Summarise episodes, of which there were to be ``n`` per task."""
+    def of(cls, episodes: Sequence[EpisodeResult], n: int = 1, group: Callable[[str], str] | None = None) -> Report:
+        """Summarise episodes, of which there were to be ``n`` per task; ``group`` names the group of a task."""
+        grouped: dict[str, list[EpisodeResult]] = {}
+        if group is not None:
+            for episode in episodes:
+                grouped.setdefault(group(episode.task_id), []).append(episode)
         valid = [episode for episode in episodes if episode.reward is not None]
+        failures = [episode.failure for episode in episodes if episode.failure is not None]
         tasks: dict[str, list[bool]] = {}
         for episode in valid:
             tasks.setdefault(episode.task_id, []).append(episode.reward == 1.0)
@@ -118,7 +127,7 @@ class Report:
         return cls(
             num_tasks=len(tasks),
             num_episodes=len(valid),
-            failures=dict(Counter(e.failure["kind"] for e in episodes if e.failure is not None)),
+            failures=dict(Counter(failure["kind"] for failure in failures)),
             verdicts=dict(Counter(e.outcome["verdict"] for e in valid if e.outcome is not None)),
             pass_at_1=mean,
             interval=interval,
@@ -128,6 +137,8 @@ class Report:
             mean_tokens=_mean([e.tokens for e in valid]),
             mean_tool_calls=_mean([e.tool_calls for e in valid]),
             mean_tool_errors=_mean([e.tool_errors for e in valid]),
+            reasons={failure["kind"]: failure["reason"] for failure in reversed(failures)},
+            groups={name: cls.of(grouped[name], n) for name in sorted(grouped)},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,7 +150,17 @@ class Report:
             **data,
             "interval": list(self.interval),
             "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
+            "groups": {name: report.to_dict() for name, report in self.groups.items()},
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """Return what `to_dict` was called on."""
+        found: dict[str, Any] = {name: math.nan if value is None else value for name, value in data.items()}
+        found["interval"] = tuple(data["interval"])
+        found["pass_at_k"] = {int(k): value for k, value in data["pass_at_k"].items()}
+        found["groups"] = {name: cls.from_dict(part) for name, part in data["groups"].items()}
+        return cls(**found)
 
     def __str__(self) -> str:
         """Return a small table."""
@@ -153,6 +174,7 @@ class Report:
             rows.append((f"mean {name.replace('_', ' ')}", f"{getattr(self, f'mean_{name}'):.2f}"))
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.failures.items()))
         rows.append(("failures", f"{sum(self.failures.values())}" + (f"  ({kinds})" if kinds else "")))
+        rows += [(f"  {kind}", reason.partition("\n")[0][:200]) for kind, reason in sorted(self.reasons.items())]
         return "\n".join(f"{name:<17}{value}" for name, value in rows)
 
 
@@ -174,6 +196,7 @@ def evaluate(
     completion_timeout_s: float = 600.0,
     workers: int = 8,
     processes: Processes = ALONE,
+    group: Callable[[str], str] | None = None,
 ) -> Report:
     """Play ``n`` episodes of every task and report.
 
@@ -197,6 +220,7 @@ def evaluate(
         completion_timeout_s: Deadline of one call of the agent.
         workers: Threads that step environments.
         processes: Who shares the episodes; all of them make the same call and get the same report, the first writes.
+        group: Names the group of a task; the report then has parts, such as one of each source of a mixture.
 
     Raises:
         BadInputError: If a number is out of range, a task is listed twice, or the file is no evaluation.
@@ -219,7 +243,7 @@ def evaluate(
     )
     with collector:
         results = run_to_end(_play(collector, wanted, chunk, path, run, progress or (lambda *_: None)))
-    return Report.of(results, n)
+    return Report.of(results, n, group)
 
 
 def wilson_interval(successes: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
@@ -400,7 +424,8 @@ def _append(path: Path | None, results: Sequence[EpisodeResult]) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(result), ensure_ascii=False) + "\n" for result in results)
+            lines = (json.dumps(asdict(result), ensure_ascii=False) + "\n" for result in results)
+            file.write("".join(lines))  # in one piece: who is killed has played all of them or none
 
 
 def _mean(values: Sequence[float]) -> float:

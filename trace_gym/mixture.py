@@ -53,6 +53,11 @@ class Source:
         return gymnasium.make(self.env_id, disable_env_checker=True, **self.kwargs)
 
 
+def source_of(task_id: str) -> str:
+    """Return the name of the source that a task of a mixture comes from."""
+    return task_id.partition("/")[0]
+
+
 class MixtureEnv(gymnasium.Env[str, str]):
     """Tasks of several environments.
 

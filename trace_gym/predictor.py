@@ -8,17 +8,19 @@ from pairs (prefix, s successes of n) that are handed in once per step, after th
 - `TextFeaturePredictor`: logistic regression on hashed text and turn statistics, learnt online.
 
 Pairs of a tree come from `trace_gym.targets`. Predictors that need a language model are made by the trainer
-(`trace_gym.training.torch_predictor`); here stand their names only. Left out: Thompson sampling.
+(`trace_gym.training.torch_predictor`); here stand their names and their base, `LearntPredictor`. Left out: Thompson
+sampling.
 
 Letters: N prefixes or pairs, n nodes of a tree.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +31,7 @@ from trace_gym.tree import Prefix
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+View = TypeVar("View")  # what a predictor reads from prefixes
 
 # Predictions stay inside [EPS, 1 - EPS]: at 0 or 1 the allocator would never play the prompt again.
 EPS = 0.02
@@ -136,7 +139,98 @@ class PosteriorPredictor:
         self._batch = (state["batch"][0], state["batch"][1])
 
 
-class TextFeaturePredictor:
+class LearntPredictor(ABC, Generic[View]):
+    """What predictors that learn log-odds have in common: where they start, what they recall, how they are calibrated.
+
+    They know what was seen of a prompt before, by a `PosteriorPredictor`. A global temperature and bias are fitted on
+    the last steps' predictions made before they were learnt. Subclasses say what they read from prefixes, which
+    log-odds that has, and how they learn; their ``kind`` and ``size`` tell their states apart.
+
+    Args:
+        window: Steps whose predictions calibrate.
+    """
+
+    kind: str
+    size: int
+
+    def __init__(self, window: int = 4) -> None:
+        """Start with no outcome seen."""
+        self.posterior = PosteriorPredictor()
+        self._pairs: deque[FloatArray] = deque(maxlen=window)  # [3, N]: logit, successes, counts
+        self._scale, self._bias = 1.0, 0.0
+        self._steps = 0
+
+    @abstractmethod
+    def _view(self, prefixes: Sequence[Prefix]) -> View:
+        """Return what is known of prefixes before this step is learnt."""
+
+    @abstractmethod
+    def _logits(self, view: View) -> FloatArray:
+        """Return uncalibrated log-odds, ``[N]``."""
+
+    @abstractmethod
+    def _learn(self, view: View, won: FloatArray, played: FloatArray) -> None:
+        """Learn one step's pairs."""
+
+    def predict(self, prefixes: Sequence[Prefix]) -> FloatArray:
+        """Return the success probability of each prefix, ``[N]`` in [.02, .98]."""
+        if not prefixes:
+            return np.zeros(0)
+        logits = self._logits(self._view(prefixes))
+        return np.clip(sigmoid(self._scale * logits + self._bias), EPS, 1.0 - EPS)
+
+    def update(self, prefixes: Sequence[Prefix], successes: ArrayLike, counts: ArrayLike) -> None:
+        """Learn from one step's pairs; hand them in after the step's predictions were used.
+
+        Raises:
+            BadInputError: If the arrays disagree in length or hold impossible counts.
+        """
+        won, played = check_pairs(prefixes, successes, counts)
+        if not played.any():
+            return
+        view = self._view(prefixes)
+        if self._steps > 0:  # before the first step there is no prediction to calibrate
+            self._pairs.append(np.stack([self._logits(view), won, played]))
+        self._learn(view, won, played)
+        self.posterior.update(prefixes, won, played)
+        self._steps += 1
+        self._scale, self._bias = _calibrate(self._pairs)
+
+    def _surprise(self, prefixes: Sequence[Prefix]) -> tuple[FloatArray, FloatArray]:
+        """Return each prompt's log-odds above the average prompt's, and the rollouts behind them, ``[N]`` each."""
+        mean, evidence = self.posterior.evidence(prefixes)
+        return _safe_logit(mean) - self._average(), evidence
+
+    def _average(self) -> float:
+        """Return the log-odds of the average prompt."""
+        return float(_safe_logit(np.array(self.posterior.batch_mean)))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return everything learnt; see `Predictor.get_state`."""
+        return {
+            "kind": self.kind,
+            "size": self.size,
+            "pairs": [pairs.tolist() for pairs in self._pairs],
+            "calibration": [self._scale, self._bias],
+            "steps": self._steps,
+            "posterior": self.posterior.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned.
+
+        Raises:
+            StateError: If the state is not one of this kind and size of predictor.
+        """
+        expect(state, {"kind": self.kind, "size": self.size})
+        self._pairs.clear()
+        self._pairs.extend(np.array(pairs, dtype=np.float64) for pairs in state["pairs"])
+        self._scale, self._bias = state["calibration"]
+        self._steps = state["steps"]
+        self.posterior.set_state(state["posterior"])
+
+
+class TextFeaturePredictor(LearntPredictor[Features]):
     """Bayesian logistic regression on hashed text and turn statistics, learnt online.
 
     Features: words of the task, of the last thing the agent said and of the last observation
@@ -144,8 +238,7 @@ class TextFeaturePredictor:
     text lengths; and the surprise of the prompt's `PosteriorPredictor` as one feature. After each
     step the weights are the posterior mode of a diagonal Gaussian prior centred on the old weights
     (two Newton steps, each by conjugate gradients), and the prior's precision grows by the
-    curvature after it was discounted: a diagonal Laplace approximation with forgetting. A global
-    temperature and bias are fitted on the last steps' predictions made before they were learnt.
+    curvature after it was discounted: a diagonal Laplace approximation with forgetting.
 
     Args:
         seed: Salt of the hash. It decides which words share a weight.
@@ -154,6 +247,8 @@ class TextFeaturePredictor:
         precision: Precision of the prior of a word's weight.
         window: Steps whose predictions calibrate.
     """
+
+    kind = "text"
 
     def __init__(
         self,
@@ -170,7 +265,7 @@ class TextFeaturePredictor:
                 f"more than {2 * NUM_DENSE} weights, a discount in (0, 1], a precision above 0 and "
                 "a window of at least 1. The defaults are 8192, 0.9, 4 and 4."
             )
-        self.posterior = PosteriorPredictor()
+        super().__init__(window)
         self.size = size
         self.seed = seed
         self.discount = discount
@@ -180,51 +275,23 @@ class TextFeaturePredictor:
         self._prior[0] = 0.01  # the overall mean is learnt from the first step on
         self._precision = self._prior.copy()
         self._weights = np.zeros(size)
-        self._pairs: deque[FloatArray] = deque(maxlen=window)  # [3, N]: logit, successes, counts
-        self._scale, self._bias = 1.0, 0.0
-        self._steps = 0
 
-    def predict(self, prefixes: Sequence[Prefix]) -> FloatArray:
-        """Return the success probability of each prefix, ``[N]`` in [.02, .98]."""
-        if not prefixes:
-            return np.zeros(0)
-        logits = self._features(prefixes).times(self._weights)
-        return np.clip(sigmoid(self._scale * logits + self._bias), EPS, 1.0 - EPS)
+    def _view(self, prefixes: Sequence[Prefix]) -> Features:
+        return self._hasher(prefixes, *self._surprise(prefixes))
 
-    def update(self, prefixes: Sequence[Prefix], successes: ArrayLike, counts: ArrayLike) -> None:
-        """Learn from one step's pairs; hand them in after the step's predictions were used.
+    def _logits(self, view: Features) -> FloatArray:
+        return view.times(self._weights)
 
-        Raises:
-            BadInputError: If the arrays disagree in length or hold impossible counts.
-        """
-        won, played = check_pairs(prefixes, successes, counts)
-        if not played.any():
-            return
-        features = self._features(prefixes)
-        if self._steps > 0:  # before the first step there is no prediction to calibrate
-            self._pairs.append(np.stack([features.times(self._weights), won, played]))
-        self._fit(features, won, played)
-        self.posterior.update(prefixes, won, played)
-        self._steps += 1
-        self._scale, self._bias = calibrate(self._pairs)
-
-    def _features(self, prefixes: Sequence[Prefix]) -> Features:
-        """Describe prefixes by what is known before this step is learnt."""
-        mean, evidence = self.posterior.evidence(prefixes)
-        average = np.full(mean.size, self.posterior.batch_mean)
-        surprise = logit(np.clip(mean, EPS, 1.0 - EPS)) - logit(np.clip(average, EPS, 1.0 - EPS))
-        return self._hasher(prefixes, surprise, evidence)
-
-    def _fit(self, features: Features, won: FloatArray, played: FloatArray) -> None:
+    def _learn(self, view: Features, won: FloatArray, played: FloatArray) -> None:
         """Move the weights to the posterior mode and tighten the prior for the next step."""
         old, weights = self._weights, self._weights.copy()
         for _ in range(2):
-            chance = sigmoid(features.times(weights))
+            chance = sigmoid(view.times(weights))
             curvature = played * np.maximum(chance * (1.0 - chance), 1e-3)
-            downhill = features.transposed(won - played * chance, self.size)
+            downhill = view.transposed(won - played * chance, self.size)
             downhill -= self._precision * (weights - old)
-            diagonal = self._precision + features.transposed(curvature, self.size, 2)
-            step = _conjugate_gradients(partial(self._times_curvature, features, curvature), downhill, diagonal)
+            diagonal = self._precision + view.transposed(curvature, self.size, 2)
+            step = _conjugate_gradients(partial(self._times_curvature, view, curvature), downhill, diagonal)
             weights += step
             if np.abs(step).max() < 1e-3:
                 break
@@ -238,17 +305,8 @@ class TextFeaturePredictor:
 
     def get_state(self) -> dict[str, Any]:
         """Return everything learnt, as JSON can hold it."""
-        return {
-            "kind": "text",
-            "size": self.size,
-            "seed": self.seed,
-            "weights": self._weights.tolist(),
-            "precision": self._precision.tolist(),
-            "pairs": [pairs.tolist() for pairs in self._pairs],
-            "calibration": [self._scale, self._bias],
-            "steps": self._steps,
-            "posterior": self.posterior.get_state(),
-        }
+        learnt = {"weights": self._weights.tolist(), "precision": self._precision.tolist()}
+        return {**super().get_state(), "seed": self.seed, **learnt}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned.
@@ -256,14 +314,10 @@ class TextFeaturePredictor:
         Raises:
             StateError: If the state is not one of this predictor, its size and its seed.
         """
-        expect(state, {"kind": "text", "size": self.size, "seed": self.seed})
+        expect(state, {"kind": self.kind, "seed": self.seed})
+        super().set_state(state)
         self._weights = np.array(state["weights"], dtype=np.float64)
         self._precision = np.array(state["precision"], dtype=np.float64)
-        self._pairs.clear()
-        self._pairs.extend(np.array(pairs, dtype=np.float64) for pairs in state["pairs"])
-        self._scale, self._bias = state["calibration"]
-        self._steps = state["steps"]
-        self.posterior.set_state(state["posterior"])
 
 
 def _conjugate_gradients(
@@ -288,7 +342,7 @@ def _conjugate_gradients(
     return x
 
 
-def calibrate(steps: Iterable[FloatArray]) -> tuple[float, float]:
+def _calibrate(steps: Iterable[FloatArray]) -> tuple[float, float]:
     """Fit ``sigmoid(scale * logit + bias)`` to outcomes, pulled towards (1, 0) where data is thin."""
     parameters, neutral = np.array([1.0, 0.0]), np.array([1.0, 0.0])
     odds, won, played = np.concatenate([np.zeros((3, 0)), *steps], axis=1)
@@ -361,7 +415,8 @@ def sigmoid(x: FloatArray) -> FloatArray:
     return result
 
 
-def logit(p: FloatArray) -> FloatArray:
-    """Return the log-odds of probabilities inside (0, 1)."""
-    result: FloatArray = np.log(p / (1.0 - p))
+def _safe_logit(p: FloatArray) -> FloatArray:
+    """Return the log-odds of probabilities, which are kept away from 0 and 1."""
+    inside = np.clip(p, EPS, 1.0 - EPS)
+    result: FloatArray = np.log(inside / (1.0 - inside))
     return result

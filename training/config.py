@@ -144,6 +144,13 @@ class TraceGRPOConfig(GRPOConfig):
         default=1e3,
         metadata={"help": "Stop, and save the batch, when a loss is larger than this or no number."},
     )
+    max_grad_growth: float = field(
+        default=1e2,
+        metadata={
+            "help": "Stop, and save the batch, when the norm of a gradient, before it is clipped, is more than so many "
+            "times the median of the last ones, or no number."
+        },
+    )
     updates_per_step: int = field(
         default=1,
         metadata={
@@ -288,7 +295,7 @@ class TraceGRPOConfig(GRPOConfig):
             if value is not None and value < minimum:
                 reason = reasons.get(name, "")
                 raise BadInputError(f"{name} is {value}; it must be at least {minimum}.{reason} Raise it.")
-        for name in ("step_timeout_s", "completion_timeout_s", "temperature", "max_loss"):
+        for name in ("step_timeout_s", "completion_timeout_s", "temperature", "max_loss", "max_grad_growth"):
             if getattr(self, name) <= 0:
                 raise BadInputError(f"{name} is {getattr(self, name)}; it must be positive.")
         most = self.candidates * self.max_per_root
@@ -340,6 +347,11 @@ class TraceGRPOConfig(GRPOConfig):
                 f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size} with vllm_mode 'colocate'; processes "
                 "that share an engine would need the same requests at the same time, but each grows trees of its own. "
                 "Use 1, or vllm_mode='server'."
+            )
+        if self.vllm_enable_sleep_mode and not torch.accelerator.is_available():
+            raise BadInputError(
+                "vllm_enable_sleep_mode is True, but on a CPU vLLM gives no memory back while the model trains. Leave "
+                "it unset, and bound the engine's share of the machine's memory with vllm_gpu_memory_utilization."
             )
         if self.vllm_mode == "server" and not torch.cuda.is_available():
             raise BadInputError(

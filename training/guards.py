@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from trace_gym.collect import Collection
 from trace_gym.errors import InfrastructureError, TraceGymError
+from trace_gym.processes import ALONE, Processes
+
+_NORMS = 64  # gradients that are remembered
+_ENOUGH = 8  # of them to know what is usual
 
 
 class Retry:
@@ -59,26 +66,76 @@ class Retry:
         return collection, {"failures/retries": tried, "failures/skipped_steps": float(collection is None)}
 
 
-def refuse_divergence(loss: torch.Tensor, most: float, batch: dict[str, Any], folder: Path, step: int) -> None:
-    """Refuse to train on a loss that is not finite or too large, and keep the rows that gave it.
+class Divergence:
+    """Stops a run whose loss or gradient is no number or explodes, and keeps the rows that made it so.
+
+    All processes stop together. Gradients are compared with the median of the last ones, which neither a single large
+    one nor a growth over many updates moves much.
 
     Args:
-        loss: Part of an update's loss, before any gradient is taken of it.
-        most: Largest magnitude that is let pass.
-        batch: The tensors of the forward pass.
-        folder: Where to save them.
-        step: Optimizer steps made so far.
+        max_loss: Largest magnitude that is let pass of a part of an update's loss.
+        max_grad_growth: Largest norm that is let pass of an update's gradient, in medians.
+        folder: Where to save rows.
+        processes: Who trains together.
 
-    Raises:
-        TraceGymError: With the loss, the file and what to try.
+    Attributes:
+        norms: Norms of the last gradients; part of a checkpoint.
     """
-    value = float(loss.detach())
-    if abs(value) <= most:
-        return
-    path = folder / f"diverged-{step}.pt"
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(batch, path)
-    raise TraceGymError(
-        f"The loss is {value:g} after {step} optimizer steps; max_loss is {most:g}. Nothing was trained on it, and its "
-        f"rows are in {path} (torch.load). Resume from a checkpoint with a lower learning_rate, or raise max_loss."
-    )
+
+    def __init__(self, max_loss: float, max_grad_growth: float, folder: Path, processes: Processes = ALONE) -> None:
+        """Start with no gradient seen."""
+        self.max_loss = max_loss
+        self.max_grad_growth = max_grad_growth
+        self.folder = folder
+        self.processes = processes
+        self.norms: deque[float] = deque(maxlen=_NORMS)
+        self._passes: list[tuple[torch.Tensor, dict[str, Any]]] = []
+
+    def watch(self, loss: torch.Tensor, batch: dict[str, Any]) -> None:
+        """Note a forward pass of the coming update: its part of the loss, and its tensors."""
+        self._passes.append((loss.detach(), batch))
+
+    def check(self, norm: float | None, step: int) -> None:
+        """Judge an update before it changes the weights; all processes must call it.
+
+        Args:
+            norm: Norm of its gradient before it is clipped; None if it is not known.
+            step: Optimizer steps made so far.
+
+        Raises:
+            TraceGymError: With the number, the file and what to try.
+        """
+        losses = [float(loss) for loss, _ in self._passes]
+        found = [problem for problem in self.processes.gather(self._problem(losses, norm)) if problem]
+        if found:
+            what, option = found[0]
+            raise TraceGymError(
+                f"{what} after {step} optimizer steps; {option} is {getattr(self, option):g}. No checkpoint holds what "
+                f"comes of it, and its rows are in {self._save(losses, norm, step)} (torch.load). Resume from a "
+                f"checkpoint with a lower learning_rate or max_grad_norm, or raise {option}."
+            )
+        self._passes.clear()
+        if norm:  # an update without rows has none
+            self.norms.append(norm)
+
+    def _problem(self, losses: Sequence[float], norm: float | None) -> tuple[str, str] | None:
+        """Return what is wrong, and the option that forbids it."""
+        for loss in losses:
+            if not abs(loss) <= self.max_loss:  # nor if it is no number
+                return f"The loss is {loss:g}", "max_loss"
+        if norm is None:
+            return None
+        if not math.isfinite(norm):
+            return f"The gradient has a norm of {norm:g}", "max_grad_growth"
+        usual = median(self.norms) if len(self.norms) >= _ENOUGH else math.inf
+        if norm > usual * self.max_grad_growth:
+            return f"The gradient has a norm of {norm:g}, where {usual:.2g} is usual,", "max_grad_growth"
+        return None
+
+    def _save(self, losses: Sequence[float], norm: float | None, step: int) -> Path:
+        """Save what this process made of the update."""
+        rank = f"-rank{self.processes.rank}" if self.processes.size > 1 else ""
+        path = self.folder / f"diverged-{step}{rank}.pt"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        torch.save({"passes": [batch for _, batch in self._passes], "losses": losses, "grad_norm": norm}, path)
+        return path

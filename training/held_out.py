@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from trace_gym.errors import BadInputError
+from trace_gym.errors import BadInputError, InfrastructureError
 from trace_gym.evaluate import Report
 from trace_gym.training.report import eval_metrics
 
@@ -28,7 +28,7 @@ class HeldOut(TrainerCallback):
 
     Args:
         trainer: The trainer; add the callback to it with `add_callback`.
-        evaluate: Evaluates a model on held-out tasks.
+        evaluate: Evaluates the trainer's policy, as it is, on held-out tasks.
         every: Optimizer steps between evaluations.
         patience: Evaluations in a row without a new best accuracy after which training stops; 0 for none.
         best: Folder for the best model so far; None keeps none.
@@ -42,7 +42,7 @@ class HeldOut(TrainerCallback):
     def __init__(
         self,
         trainer: Any,
-        evaluate: Callable[[Any], Report],
+        evaluate: Callable[[], Report],
         *,
         every: int,
         patience: int = 0,
@@ -61,12 +61,23 @@ class HeldOut(TrainerCallback):
         self.progress = progress
         self.name = name
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Stop at once if patience had ended when the run was interrupted."""
+        known = [row[ACCURACY] for row in state.log_history if row.get(ACCURACY) is not None]
+        if self.patience and known and evaluations_since_best(known) >= self.patience:
+            control.should_training_stop = True
+        return control
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Evaluate if it is time; keep the model if it is the best, stop if none was for long."""
         if state.global_step % self.every:
             return control
         start = time.perf_counter()
-        report = self.evaluate(self.trainer.model)
+        try:
+            report = self.evaluate()
+        except InfrastructureError as error:  # says nothing about the policy; the next step has retries of its own
+            self.progress(f"{self.name}: step {state.global_step}: not evaluated: {error}")
+            return control
         metrics = {**eval_metrics(report), "eval/seconds": time.perf_counter() - start}
         if not math.isfinite(report.pass_at_1):
             self.progress(f"{self.name}: step {state.global_step}: no held-out episode had an outcome")

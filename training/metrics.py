@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from trace_gym.collect import Collection
 from trace_gym.errors import InfrastructureError
+from trace_gym.mixture import source_of
 from trace_gym.targets import branch_point_targets, spearman
 from trace_gym.training.split import MicroBatch, num_cut
 from trace_gym.tree import ROOT, RolloutTree
@@ -28,30 +29,28 @@ MIN_VALID_LEAVES = 0.5  # share of the leaves of a step
 MIN_PAIRS = 3  # a rank correlation of fewer pairs says nothing
 
 
-def step_metrics(collection: Collection, nominal_rollouts: float) -> dict[str, float]:
+def step_metrics(collection: Collection, nominal_rollouts: float, mixed: bool = False) -> dict[str, float]:
     """Return the metrics of one step.
 
     Args:
         collection: What was collected, with the predictions made before anything was played.
         nominal_rollouts: Nominal cost of the step, in budget units.
+        mixed: Whether the tasks are those of a mixture; ratios and rewards of each source are then added, as
+            ``NAME/SOURCE``.
 
     Returns:
         Finite numbers by name; what is undefined in this step (a mean of nothing) is left out.
     """
     trees, cost = collection.trees, collection.cost
-    mixed = sum(tree.is_mixed() for tree in trees)
-    selected = int(np.count_nonzero(collection.counts))
+    contrast = sum(tree.is_mixed() for tree in trees)
     anchors = sum(len(tree.mixed_anchors()) for tree in trees)
-    rewards = np.concatenate([_valid(tree) for tree in trees]) if trees else np.empty(0)
-    roots = np.concatenate([_valid(tree, born_at=ROOT) for tree in trees]) if trees else np.empty(0)
     valid, failed = leaf_counts(trees)
     prompts, prefixes = prediction_pairs(trees)
     found = {
-        "tree/effective_ratio_selected": mixed / selected if selected else math.nan,
-        "tree/effective_ratio_candidates": mixed / len(trees) if trees else math.nan,
-        "tree/mixed_prompts_per_1k": 1000 * mixed / nominal_rollouts,
+        **_outcomes(trees, collection.counts),
+        "tree/mixed_prompts_per_1k": 1000 * contrast / nominal_rollouts,
         "tree/mixed_anchors_per_1k": 1000 * anchors / nominal_rollouts,
-        "tree/selected_prompts": selected,
+        "tree/selected_prompts": int(np.count_nonzero(collection.counts)),
         "tree/max_rollouts_per_prompt": int(collection.counts.max(initial=0)),
         "tree/leaves": valid + failed,
         "budget/rollouts": cost.rollouts,
@@ -59,14 +58,29 @@ def step_metrics(collection: Collection, nominal_rollouts: float) -> dict[str, f
         "budget/turns": cost.turns,
         "budget/tokens": cost.tokens,
         "budget/tool_calls": cost.tool_calls,
-        "reward/mean": float(rewards.mean()) if rewards.size else math.nan,
-        "reward/root_mean": float(roots.mean()) if roots.size else math.nan,
         "failures/count": failed,
         "predictor/spearman_prompt": _rank_correlation(prompts),
         "predictor/spearman_prefix": _rank_correlation(prefixes),
         **{f"time/{phase}": seconds for phase, seconds in collection.seconds.items()},
     }
+    if mixed:
+        sources = np.array([source_of(tree.task_id) for tree in trees])
+        for source in np.unique(sources):
+            own = np.flatnonzero(sources == source)
+            outcomes = _outcomes([trees[i] for i in own], collection.counts[own])
+            found |= {f"{name}/{source}": value for name, value in outcomes.items()}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+
+
+def _outcomes(trees: Sequence[RolloutTree], counts: NDArray[np.int64]) -> dict[str, float]:
+    """Return what came of some of the candidates; NaN where nothing did."""
+    mixed, selected = sum(tree.is_mixed() for tree in trees), np.count_nonzero(counts)
+    return {
+        "tree/effective_ratio_selected": mixed / selected if selected else math.nan,
+        "tree/effective_ratio_candidates": mixed / len(trees) if trees else math.nan,
+        "reward/mean": _mean([_valid(tree) for tree in trees]),
+        "reward/root_mean": _mean([_valid(tree, born_at=ROOT) for tree in trees]),
+    }
 
 
 def batch_metrics(updates: Sequence[Sequence[MicroBatch]]) -> dict[str, float]:
@@ -130,6 +144,11 @@ def _valid(tree: RolloutTree, born_at: int | None = None) -> NDArray[np.float64]
     if born_at is not None:
         kept &= tree.births() == born_at
     return returns[kept]
+
+
+def _mean(rewards: Sequence[NDArray[np.float64]]) -> float:
+    together = np.concatenate([np.empty(0), *rewards])
+    return float(together.mean()) if together.size else math.nan
 
 
 def _rank_correlation(pairs: Pairs) -> float:

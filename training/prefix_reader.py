@@ -72,9 +72,8 @@ class PrefixReader:
         self._known.clear()
 
     def share(self, gather: Any) -> None:
-        """Let every process know what any of them has read; all must call it."""
-        for part in gather(self._known):
-            self._known = {**part, **self._known}
+        """Let every process know what any of them has read; all must call it, and know the same numbers afterwards."""
+        self._known = {ids: state for part in gather(self._known) for ids, state in part.items()}
 
     def _keep_input(self, module: Any, args: tuple[torch.Tensor, ...]) -> None:
         if not torch.is_grad_enabled():  # not when training, whose forward passes are long and of other rows

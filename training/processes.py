@@ -113,6 +113,8 @@ def whole_weights(model: Any, accelerator: Accelerator) -> Iterator[None]:
     with ExitStack() as stack:
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
             stack.enter_context(unwrap_model_for_generation(model, accelerator))  # ZeRO 3
+        if shards:  # parts of the model may be called before the whole, which must not take them for wholes
+            shards[0]._get_fsdp_state()._lazy_init()
         for module in shards:
             stack.enter_context(_unsharded(module))
         yield

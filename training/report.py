@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,61 +39,79 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What training reached, on all tasks or on those of a source.
+
+    Attributes:
+        before: Held-out accuracy before training.
+        after: Held-out accuracy after training.
+        effective_selected: Share of prompts with both outcomes among those that got rollouts.
+        effective_candidates: The same among all candidate prompts; a method cannot raise it by picking few.
+        reward: Mean reward of bare rollouts in training.
+    """
+
+    before: Accuracy
+    after: Accuracy
+    effective_selected: float
+    effective_candidates: float
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
 class MethodSummary:
     """What one method reached in a job, and what it spent.
 
     Attributes:
         method: Its name.
-        before: Held-out accuracy before training.
-        after: Held-out accuracy after training.
-        effective_selected: Share of prompts with both outcomes among those that got rollouts.
-        effective_candidates: The same among all candidate prompts; a method cannot raise it by picking few.
+        outcome: What it reached.
         cost: What training spent, evaluation left out.
+        sources: What it reached on each source of a mixture.
     """
 
     method: str
-    before: Accuracy
-    after: Accuracy
-    effective_selected: float
-    effective_candidates: float
+    outcome: Outcome
     cost: Cost
+    sources: Mapping[str, Outcome] = field(default_factory=dict)
+
+
+_REACHED = (
+    "accuracy before, % (95 %)",
+    "accuracy after, % (95 %)",
+    "effective ratio selected / candidates",
+    "reward",
+)
+_SPENT = ("rollouts", "continuations", "turns", "tokens", "tool calls", "seconds")
 
 
 def comparison_table(rows: Sequence[MethodSummary]) -> str:
-    """Return a Markdown table, one method a line, in the order given.
+    """Return a Markdown table, one method a line, in the order given; after it one of the sources, if there are any.
 
     Raises:
         BadInputError: If there is no row.
     """
     if not rows:
         raise BadInputError("There is no method to compare; give at least one MethodSummary.")
-    head = (
-        "method", "accuracy before, % (95 %)", "accuracy after, % (95 %)",
-        "effective ratio selected / candidates", "rollouts", "continuations",
-        "turns", "tokens", "tool calls", "seconds",
-    )  # fmt: skip
-    cells = [
-        (
-            row.method.replace("|", "\\|").replace("\n", " "),
-            str(row.before),
-            str(row.after),
-            f"{row.effective_selected:.2f} / {row.effective_candidates:.2f}",
-            *(f"{count:,}" for count in _counts(row.cost)),
-            f"{row.cost.seconds:,.0f}",
-        )
+    methods = [
+        (row.method, *_reached(row.outcome), *(f"{n:,}" for n in _counts(row.cost)), f"{row.cost.seconds:,.0f}")
         for row in rows
     ]
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    table = _table(("method", *_REACHED, *_SPENT), methods)
+    sources = [(f"{row.method}: {name}", *_reached(part)) for row in rows for name, part in row.sources.items()]
+    return f"{table}\n{_table(('method: source', *_REACHED), sources)}" if sources else table
+
+
+def _reached(outcome: Outcome) -> tuple[str, ...]:
+    ratios = f"{outcome.effective_selected:.2f} / {outcome.effective_candidates:.2f}"
+    return str(outcome.before), str(outcome.after), ratios, f"{outcome.reward:.2f}"
+
+
+def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first column is text, the others are numbers."""
+    named = [(row[0].replace("|", "\\|").replace("\n", " "), *row[1:]) for row in cells]
+    widths = [max(map(len, column)) for column in zip(head, *named, strict=True)]
     rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = [
-        [
-            head[0].ljust(widths[0]),
-            *(text.rjust(width) for text, width in zip(head[1:], widths[1:], strict=True)),
-        ],
-        rule,
-        *([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in cells),
-    ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in (head, *named)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:])) + "\n"
 
 
 def plot_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path) -> None:
@@ -147,7 +165,13 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 def eval_metrics(report: Report) -> dict[str, float]:
     """Return a point of the learning curve."""
     low, high = report.interval
-    return {"eval/accuracy": report.pass_at_1, "eval/low": low, "eval/high": high}
+    parts = {f"eval/accuracy/{name}": part.pass_at_1 for name, part in report.groups.items() if part.num_episodes}
+    return {"eval/accuracy": report.pass_at_1, "eval/low": low, "eval/high": high, **parts}
+
+
+def accuracy(report: Report) -> Accuracy:
+    """Return what a report says of accuracy; NaN if every episode failed."""
+    return Accuracy(report.pass_at_1, *report.interval)
 
 
 def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:

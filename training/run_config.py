@@ -113,7 +113,7 @@ class TrainConfig:
         default=None,
         metadata={
             "help": "arguments of the environment, as JSON, of several by id; default: tasks that the default policy "
-            "can learn"
+            "can learn (the config.json of a run shows them), none of which is kept if others are given"
         },
     )
     tasks: str | None = _option(

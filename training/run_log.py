@@ -19,6 +19,8 @@ from trace_gym.viewer import most_telling, write_html
 
 _COUNTED = ("rollouts", "continuations", "turns", "tokens", "tool_calls")
 _RATIO = "tree/effective_ratio_candidates"
+_MEANS = {"effective_selected": "tree/effective_ratio_selected", "effective_candidates": _RATIO}
+_MEANS |= {"reward": "reward/root_mean"}
 
 
 class RunLog(TrainerCallback):
@@ -58,7 +60,7 @@ class RunLog(TrainerCallback):
         self.pages_every = pages_every
         self._start = time.monotonic()
         self._share_at_start: float | None = None
-        self._accuracy: float | None = None
+        self._held_out: dict[str, float] = {}  # accuracies when last measured
 
     def rewind(self, step: int) -> None:
         """Drop the lines after a step, which a resumed run will write again."""
@@ -80,7 +82,7 @@ class RunLog(TrainerCallback):
         line.setdefault("budget/tokens_total", float(state.num_input_tokens_seen))
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        self._accuracy = line.get("eval/accuracy", self._accuracy)
+        self._held_out |= {name: value for name, value in line.items() if name.startswith("eval/accuracy")}
         if is_first:
             self._show(line)
 
@@ -95,7 +97,7 @@ class RunLog(TrainerCallback):
             seconds = time.monotonic() - self._start
             left = seconds / done * (1 - share) if done > 0 else None
             tree = most_telling(trees) if trees else None
-            self.watch(Status(self.name, line, self.token_budget, self._accuracy, seconds, left, tree))
+            self.watch(Status(self.name, {**self._held_out, **line}, self.token_budget, seconds, left, tree))
             return
         if _RATIO not in line:
             self.progress(f"{self.name}: step {line['step']}: skipped, as the infrastructure failed")
@@ -115,14 +117,21 @@ class RunLog(TrainerCallback):
         write_html(trees, page, title=f"{self.name}: trees of step {trees[0].step}")
 
     def totals(self) -> dict[str, Any]:
-        """Return what the whole run spent and its mean effective ratios."""
+        """Return what the whole run spent, its mean effective ratios and reward, and those of each source."""
         lines = read_jsonl(self.path)
         total = {name: sum(line.get(f"budget/{name}", 0) for line in lines) for name in _COUNTED}
         seconds = sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
         cost = Cost(**{name: int(value) for name, value in total.items()}, seconds=seconds)
         collections = [line for line in lines if _RATIO in line]
-        ratios = {
-            short: sum(line.get(f"tree/effective_ratio_{long}", 0.0) for line in collections) / max(1, len(collections))
-            for short, long in (("effective_selected", "selected"), ("effective_candidates", "candidates"))
-        }
-        return {"cost": asdict(cost), **ratios}
+        sources = sorted({name.removeprefix(f"{_RATIO}/") for line in lines for name in line if f"{_RATIO}/" in name})
+        by_source = {source: _means(collections, f"/{source}") for source in sources}
+        return {"cost": asdict(cost), **_means(collections), "sources": by_source}
+
+
+def _means(lines: Sequence[Mapping[str, float]], of: str = "") -> dict[str, float]:
+    """Return the mean effective ratios and reward of some collections; of nothing, 0."""
+    found = {}
+    for short, name in _MEANS.items():
+        values = [line[name + of] for line in lines if name + of in line]
+        found[short] = sum(values) / max(1, len(values))
+    return found

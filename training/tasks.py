@@ -33,27 +33,33 @@ class Group:
     weight: float = 1.0
 
 
-class Tasks(Dataset[dict[str, str]]):
-    """The tasks of a run, one group after the other.
+class Tasks(Dataset[int]):
+    """The tasks of a run by number, one group after the other; an id is read when its task is played.
 
     Args:
         groups: At least one.
+        mixed: Whether they are of a mixture, so that their ids begin with the name of their source.
     """
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[Group], mixed: bool = False) -> None:
         """Count them."""
         self.groups = tuple(groups)
+        self.mixed = mixed
         self._ends = list(accumulate(len(group.task_ids) for group in groups))
 
     def __len__(self) -> int:
         """Return how many there are."""
         return self._ends[-1]
 
-    def __getitem__(self, index: int) -> dict[str, str]:
-        """Return a row, as a data set has it."""
-        group = bisect_right(self._ends, index)
+    def __getitem__(self, index: int) -> int:
+        """Return the number of a task; TRL's loop asks for it once for every micro-batch."""
+        return index
+
+    def task_id(self, number: int) -> str:
+        """Return the id of a task."""
+        group = bisect_right(self._ends, number)
         ids = self.groups[group].task_ids
-        return {"task_id": str(ids[index - self._ends[group] + len(ids)])}
+        return str(ids[number - self._ends[group] + len(ids)])
 
 
 class CandidateSampler(Sampler[int]):
@@ -148,7 +154,7 @@ def training_tasks(args: TraceGRPOConfig, given: Any = None) -> Tasks:
     try:
         max_turns = getattr(env.unwrapped, "max_turns", None)
         ids: Any = env.unwrapped.task_ids if given is None else given  # type: ignore[attr-defined]
-        sources = getattr(env.unwrapped, "sources", ()) if given is None else ()
+        sources = getattr(env.unwrapped, "sources", ())
     finally:
         env.close()
     if args.expansions and max_turns == 1:
@@ -161,7 +167,8 @@ def training_tasks(args: TraceGRPOConfig, given: Any = None) -> Tasks:
             raise BadInputError(f"train_dataset has the columns {columns}; it needs one named 'task_id'.")
         rows = ids
         ids = LazyIds(len(rows), lambda place: rows[place]["task_id"])
-    groups = [Group(source.task_ids, source.weight) for source in sources] or [Group(ids)]
+    weighted = [Group(source.task_ids, source.weight) for source in sources] if given is None else []
+    groups = weighted or [Group(ids)]
     for group in groups:
         # Weights seldom give whole numbers; what is left over comes with another step.
         wanted = args.candidates if len(groups) == 1 else math.ceil(args.candidates * group.weight) + 1
@@ -171,4 +178,4 @@ def training_tasks(args: TraceGRPOConfig, given: Any = None) -> Tasks:
                 f"candidates is {args.candidates}, but there are {len(group.task_ids)} tasks{where}, and a step shows "
                 "each prompt once. Lower candidates or add tasks."
             )
-    return Tasks(groups)
+    return Tasks(groups, mixed=bool(sources))

@@ -25,9 +25,8 @@ class Status:
 
     Attributes:
         name: What the run is called.
-        metrics: The line of ``metrics.jsonl``.
+        metrics: The line of ``metrics.jsonl``, with held-out accuracies when last measured.
         token_budget: Tokens it may generate.
-        accuracy: Held-out accuracy when last measured.
         seconds: Since it was started or resumed.
         seconds_left: As far as can be told.
         tree: The most telling tree of the collection.
@@ -36,7 +35,6 @@ class Status:
     name: str
     metrics: Mapping[str, float]
     token_budget: int
-    accuracy: float | None
     seconds: float
     seconds_left: float | None
     tree: RolloutTree | None
@@ -57,12 +55,8 @@ def screen(status: Status, width: int, height: int) -> str:
             ("failed", f"{metrics.get('failures/count', 0):.0f}"),
             ("skipped", f"{metrics.get('failures/skipped_steps', 0):.0f}"),
         ),
-        _facts(
-            ("mixed prompts", _percent(metrics.get("tree/effective_ratio_selected")) + " of those played"),
-            ("", _percent(metrics.get("tree/effective_ratio_candidates")) + " of all"),
-            ("reward", _percent(metrics.get("reward/root_mean"))),
-            ("held out", _percent(status.accuracy)),
-        ),
+        _outcomes(metrics),
+        *(f"  {source}: {_outcomes(metrics, source)}" for source in _sources(metrics)),
         _facts(
             *(
                 (name.removeprefix("time/").replace("_", " "), f"{seconds:.1f} s")
@@ -121,6 +115,23 @@ def can_draw() -> bool:
         return not require("rich.console", "train").Console().is_dumb_terminal
     except ImportError:
         return False
+
+
+def _sources(metrics: Mapping[str, float]) -> list[str]:
+    """Return the sources of a mixture."""
+    names = ("tree/effective_ratio_candidates/", "eval/accuracy/")
+    return sorted({key.removeprefix(name) for name in names for key in metrics if key.startswith(name)})
+
+
+def _outcomes(metrics: Mapping[str, float], source: str = "") -> str:
+    """Return what came of all prompts, or of those of a source."""
+    of = f"/{source}" if source else ""
+    return _facts(
+        ("mixed prompts", _percent(metrics.get(f"tree/effective_ratio_selected{of}")) + " of those played"),
+        ("", _percent(metrics.get(f"tree/effective_ratio_candidates{of}")) + " of all"),
+        ("reward", _percent(metrics.get(f"reward/root_mean{of}"))),
+        ("held out", _percent(metrics.get(f"eval/accuracy{of}"))),
+    )
 
 
 def _facts(*facts: tuple[str, str]) -> str:

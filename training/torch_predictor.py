@@ -5,14 +5,13 @@
 - `ValueHeadPredictor` ("value_head"): a small language model with a value head, trained along; it costs forward and
   backward passes of that model.
 
-Both start at the running batch mean, know what was seen of a prompt before, learn from the last steps, and are
-calibrated on predictions made before they were learnt, like the predictor on text features.
+Both start at the running batch mean and learn from the last steps; what they share with the predictor on text features
+is in their base there.
 """
 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -23,17 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trace_gym.chat import ChatEncoder
-from trace_gym.predictor import (
-    EPS,
-    PosteriorPredictor,
-    Predictor,
-    calibrate,
-    check_pairs,
-    expect,
-    get_predictor,
-    logit,
-    sigmoid,
-)
+from trace_gym.predictor import LearntPredictor, Predictor, View, get_predictor
 from trace_gym.processes import ALONE, Processes
 from trace_gym.training.prefix_reader import Ids, PrefixReader, read_rows
 from trace_gym.tree import Prefix
@@ -42,64 +31,39 @@ EPOCHS = 12  # passes of a probe over what it learns from, per step
 _FACTS = 3  # numbers beside the hidden state
 _WIDTH = 32  # of a probe
 _BATCH = 128
-_CALIBRATION_STEPS = 4
 
 FloatArray = NDArray[np.float64]
 
 
-class _Learner(ABC):
-    """What both have in common: where they start, calibration, what was seen of a prompt, checkpoints."""
-
-    kind: str
+class _Learner(LearntPredictor[View]):
+    """What both have in common: a network, the steps that it learns from, and the processes that share the run."""
 
     def __init__(self, reader: PrefixReader, network: torch.nn.Module, optimizer: Any, window: int, seed: int) -> None:
+        super().__init__()
         self.reader = reader
-        self.posterior = PosteriorPredictor()
+        self.size = reader.size
         self.processes: Processes = ALONE
         self.network = network
         self.optimizer = optimizer
         self._replay: deque[Any] = deque(maxlen=window)
-        self._pairs: deque[FloatArray] = deque(maxlen=_CALIBRATION_STEPS)  # [3, N]: logit, successes, counts
-        self._scale, self._bias = 1.0, 0.0
-        self._steps = 0
         self._rng = np.random.default_rng(seed)
 
-    @abstractmethod
-    def _logits(self, prefixes: Sequence[Prefix]) -> torch.Tensor:
-        """Return uncalibrated log-odds, [N]."""
-
-    @abstractmethod
-    def _learn(self, prefixes: Sequence[Prefix], won: torch.Tensor, played: torch.Tensor) -> None:
-        """Learn one step's pairs."""
-
-    def predict(self, prefixes: Sequence[Prefix]) -> FloatArray:
-        """Return the success probability of each prefix, ``[N]`` in [.02, .98]."""
-        if not prefixes:
-            return np.zeros(0)
-        with torch.no_grad():
-            logits = self._logits(prefixes).double().cpu().numpy()
-        return np.clip(sigmoid(self._scale * logits + self._bias), EPS, 1.0 - EPS)
-
     def update(self, prefixes: Sequence[Prefix], successes: ArrayLike, counts: ArrayLike) -> None:
-        """Learn from one step's pairs; hand them in after the step's predictions were used.
-
-        Raises:
-            BadInputError: If the arrays disagree in length or hold impossible counts.
-        """
-        won, played = check_pairs(prefixes, successes, counts)
-        if not played.any():
-            return
+        """Learn from one step's pairs; see the base. All processes learn alike."""
         if self.processes.size > 1:
             self.reader.share(self.processes.gather)
-        if self._steps > 0:  # before the first step there is no prediction to calibrate
-            with torch.no_grad():
-                logits = self._logits(prefixes).double().cpu().numpy()
-            self._pairs.append(np.stack([logits, won, played]))
-        self._learn(prefixes, torch.tensor(won), torch.tensor(played))
-        self.posterior.update(prefixes, won, played)
+        super().update(prefixes, successes, counts)
         self.reader.forget()
-        self._steps += 1
-        self._scale, self._bias = calibrate(self._pairs)
+
+    def _facts(self, prefixes: Sequence[Prefix]) -> torch.Tensor:
+        """Return what is known beside the text, [N, 3]: surprise of the prompt, rollouts behind it, turn."""
+        surprise, evidence = self._surprise(prefixes)
+        turns = np.array([prefix.turn for prefix in prefixes], dtype=np.float64)
+        return torch.tensor(np.stack([surprise, np.log1p(evidence), turns / 8.0], axis=1), dtype=torch.float32)
+
+    def _offsets(self, count: int) -> torch.Tensor:
+        """Return what the log-odds of a step start from, [N]: those of the average prompt."""
+        return torch.full((count,), self._average())
 
     def _fit(self, probe: _Probe, data: Sequence[torch.Tensor], epochs: int) -> None:
         """Fit a probe to columns of hidden states, facts, offsets, successes and counts."""
@@ -111,15 +75,10 @@ class _Learner(ABC):
     def get_state(self) -> dict[str, Any]:
         """Return everything learnt, as `torch.save` can hold it."""
         return {
-            "kind": self.kind,
-            "size": self.reader.size,
+            **super().get_state(),
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "replay": list(self._replay),
-            "pairs": [torch.tensor(pairs) for pairs in self._pairs],
-            "calibration": [self._scale, self._bias],
-            "steps": self._steps,
-            "posterior": self.posterior.get_state(),
             "rng": self._rng.bit_generator.state,
         }
 
@@ -129,29 +88,13 @@ class _Learner(ABC):
         Raises:
             StateError: If the state is not one of this kind and size of predictor.
         """
-        expect(state, {"kind": self.kind, "size": self.reader.size})
+        super().set_state(state)
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._replay.clear()
         kept = [[x.cpu() if isinstance(x, torch.Tensor) else x for x in step] for step in state["replay"]]
         self._replay.extend(kept)
-        self._pairs.clear()
-        self._pairs.extend(pairs.cpu().numpy() for pairs in state["pairs"])
-        self._scale, self._bias = state["calibration"]
-        self._steps = state["steps"]
-        self.posterior.set_state(state["posterior"])
         self._rng.bit_generator.state = state["rng"]
-
-    def _facts(self, prefixes: Sequence[Prefix]) -> torch.Tensor:
-        """Return what is known beside the text, [N, 3]: surprise of the prompt, rollouts behind it, turn."""
-        mean, evidence = self.posterior.evidence(prefixes)
-        surprise = logit(np.clip(mean, EPS, 1.0 - EPS)) - self._average()
-        turns = np.array([prefix.turn for prefix in prefixes], dtype=np.float64)
-        return torch.tensor(np.stack([surprise, np.log1p(evidence), turns / 8.0], axis=1), dtype=torch.float32)
-
-    def _average(self) -> float:
-        mean = np.clip(np.array([self.posterior.batch_mean]), EPS, 1.0 - EPS)
-        return float(logit(mean)[0])
 
 
 class _Probe(torch.nn.Module):
@@ -183,7 +126,7 @@ class _Probe(torch.nn.Module):
         return torch.tanh(x @ self.first.T + self.offset) @ self.second + x @ self.direct + self.bias
 
 
-class HiddenStatePredictor(_Learner):
+class HiddenStatePredictor(_Learner[tuple[torch.Tensor, torch.Tensor]]):
     """A small network on the policy's hidden states.
 
     Args:
@@ -205,19 +148,21 @@ class HiddenStatePredictor(_Learner):
         """Take hidden states from an agent that samples from the policy."""
         self.reader.listen(agent)
 
-    def _logits(self, prefixes: Sequence[Prefix]) -> torch.Tensor:
-        found: torch.Tensor = self.network(self.reader(prefixes), self._facts(prefixes))
-        return found + self._average()
+    def _view(self, prefixes: Sequence[Prefix]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.reader(prefixes), self._facts(prefixes)
 
-    def _learn(self, prefixes: Sequence[Prefix], won: torch.Tensor, played: torch.Tensor) -> None:
-        states = self.reader(prefixes)
+    @torch.no_grad()
+    def _logits(self, view: tuple[torch.Tensor, torch.Tensor]) -> FloatArray:
+        return _numbers(self.network(*view) + self._average())
+
+    def _learn(self, view: tuple[torch.Tensor, torch.Tensor], won: FloatArray, played: FloatArray) -> None:
+        states, facts = view
         self.network.measure(states)
-        average = torch.full((len(prefixes),), self._average())
-        self._replay.append([states, self._facts(prefixes), average, won.float(), played.float()])
+        self._replay.append([states, facts, self._offsets(len(won)), _column(won), _column(played)])
         self._fit(self.network, [torch.cat(columns) for columns in zip(*self._replay, strict=True)], EPOCHS)
 
 
-class ValueHeadPredictor(_Learner):
+class ValueHeadPredictor(_Learner[tuple[list[Ids], torch.Tensor]]):
     """A language model with a value head on the text of a prefix.
 
     In every step the model makes one pass over the latest steps together with its head, then the head alone is fitted
@@ -256,10 +201,14 @@ class ValueHeadPredictor(_Learner):
         network = torch.nn.ModuleDict({"decoder": decoder, "head": head}).eval()
         super().__init__(reader, network, torch.optim.AdamW(groups), window, seed)
 
-    def _logits(self, prefixes: Sequence[Prefix]) -> torch.Tensor:
-        states = self._states([self.reader.ids(prefix) for prefix in prefixes])
-        found: torch.Tensor = self.network["head"](states, self._facts(prefixes).to(states.device))
-        return found + self._average()
+    def _view(self, prefixes: Sequence[Prefix]) -> tuple[list[Ids], torch.Tensor]:
+        return [self.reader.ids(prefix) for prefix in prefixes], self._facts(prefixes)
+
+    @torch.no_grad()
+    def _logits(self, view: tuple[list[Ids], torch.Tensor]) -> FloatArray:
+        rows, facts = view
+        states = self._states(rows)
+        return _numbers(self.network["head"](states, facts.to(states.device)) + self._average())
 
     def _states(self, rows: Sequence[Ids]) -> torch.Tensor:
         """Return the model's hidden states after rows of ids, [N, H]."""
@@ -268,16 +217,15 @@ class ValueHeadPredictor(_Learner):
             states.update(zip(read, found, strict=True))
         return torch.stack([states[row] for row in rows])
 
-    def _learn(self, prefixes: Sequence[Prefix], won: torch.Tensor, played: torch.Tensor) -> None:
-        rows = [list(self.reader.ids(prefix)) for prefix in prefixes]
-        average = torch.full((len(prefixes),), self._average())
-        self._replay.append([rows, self._facts(prefixes), average, won.float(), played.float()])
+    def _learn(self, view: tuple[list[Ids], torch.Tensor], won: FloatArray, played: FloatArray) -> None:
+        rows, facts = view
+        self._replay.append([rows, facts, self._offsets(len(won)), _column(won), _column(played)])
         kept, *columns = zip(*self._replay, strict=True)
         everything = [tuple(row) for rows in kept for row in rows]
         data = [torch.cat(column).to(self.network["decoder"].device) for column in columns]
         head = self.network["head"]
         with torch.no_grad():
-            head.measure(self._states([tuple(row) for row in rows]))
+            head.measure(self._states(rows))
         # Neighbours stay together: they are the turns of one rollout, which is read once.
         for part in np.array_split(np.arange(len(everything)), -(-len(everything) // _BATCH)):
             states = self._states([everything[i] for i in part])
@@ -302,7 +250,7 @@ def make_predictor(
         model_name: Name or folder of the language model of ``value_head``; None takes a copy of the policy.
     """
     if name == HiddenStatePredictor.kind:
-        found: _Learner = HiddenStatePredictor(PrefixReader(model, encoder), seed)
+        found: _Learner[Any] = HiddenStatePredictor(PrefixReader(model, encoder), seed)
     elif name == ValueHeadPredictor.kind and model_name is None:
         found = ValueHeadPredictor(model, encoder, seed=seed)
     elif name == ValueHeadPredictor.kind:
@@ -312,6 +260,15 @@ def make_predictor(
         return get_predictor(name, seed)
     found.processes = processes
     return found
+
+
+def _numbers(logits: torch.Tensor) -> FloatArray:
+    found: FloatArray = logits.double().cpu().numpy()
+    return found
+
+
+def _column(values: FloatArray) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def _descend(optimizer: Any, logits: torch.Tensor, won: torch.Tensor, played: torch.Tensor) -> None:

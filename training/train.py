@@ -20,7 +20,6 @@ Agents come in by argument (`agent_factory`): this room knows none.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -36,10 +35,19 @@ from trace_gym.chat import ChatEncoder
 from trace_gym.errors import BadInputError, require, unknown_name
 from trace_gym.evaluate import Report, evaluate
 from trace_gym.messages import Agent
+from trace_gym.mixture import source_of
 from trace_gym.processes import ALONE, Processes
 from trace_gym.record import read_trees, write_trees
 from trace_gym.task_list import open_tasks
-from trace_gym.training.report import Accuracy, MethodSummary, comparison_table, eval_metrics, plot_curves, read_jsonl
+from trace_gym.training.report import (
+    MethodSummary,
+    Outcome,
+    accuracy,
+    comparison_table,
+    eval_metrics,
+    plot_curves,
+    read_jsonl,
+)
 from trace_gym.training.run_config import MIXTURE, TrainConfig, recipe
 from trace_gym.training.terminal import Status
 from trace_gym.training.warm_start import WarmStart, quiet, warm_start
@@ -77,6 +85,7 @@ def train(
     """
     folder = Path(config.out)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     torch = require("torch", "train")
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -96,10 +105,9 @@ def train(
             job.make_policy()
     trainer_args(config, config.methods[0], folder)  # joins the processes on the right device
     job.join(launched())
-    before = job.before()
     for method in config.methods:
         job.run(method)
-    return job.report(before)
+    return job.report()
 
 
 class _Job:
@@ -134,10 +142,18 @@ class _Job:
                     epochs=config.warm_epochs,
                     seed=config.seed,
                 ),
-                lambda model, tokenizer: self.evaluate(model, tokenizer, MEASURED_TASKS, split="train").pass_at_1,
+                self.measure,
                 progress=self.progress,
             )
         )
+
+    def measure(self, model: Any, tokenizer: Any) -> float:
+        """Return the share of training tasks that a policy solves before there is a trainer."""
+        agent = self.agent_factory(
+            model, tokenizer, temperature=self.config.temperature, max_tokens=self.config.max_turn_tokens
+        )
+        encoder, positions = ChatEncoder(tokenizer), model.config.max_position_embeddings
+        return self.evaluate(agent, encoder, positions, MEASURED_TASKS, split="train").pass_at_1
 
     def join(self, processes: Processes) -> None:
         """Go on together with others, of whom the first writes and speaks."""
@@ -152,9 +168,15 @@ class _Job:
         return self.processes.rank == 0
 
     def load(self) -> tuple[Any, Any]:
-        transformers = require("transformers", "train")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(self.policy)
-        return transformers.AutoModelForCausalLM.from_pretrained(self.policy), tokenizer
+        """Return the policy and its tokenizer.
+
+        Weights that are trained are float32, whatever they are saved as: small updates would be lost in less. Those
+        under an adapter stay as they are on a GPU; a CPU computes in float32.
+        """
+        torch, transformers = require("torch", "train"), require("transformers", "train")
+        is_frozen = self.config.lora_rank and torch.accelerator.is_available()
+        model = transformers.AutoModelForCausalLM.from_pretrained(self.policy, dtype="auto" if is_frozen else "float32")
+        return model, transformers.AutoTokenizer.from_pretrained(self.policy)
 
     def make_env(self, split: str = "eval") -> gymnasium.Env[Any, Any]:
         kwargs = {**self.env_kwargs, "split": split}
@@ -180,38 +202,43 @@ class _Job:
         return fresh if len(fresh) >= self.config.candidates else None
 
     def evaluate(
-        self, model: Any, tokenizer: Any, num_tasks: int, out: Path | None = None, split: str = "eval"
+        self,
+        agent: Agent,
+        encoder: ChatEncoder,
+        max_context: int | None,
+        num_tasks: int,
+        out: Path | None = None,
+        split: str = "eval",
     ) -> Report:
         """Evaluate on the first tasks of a split; equal numbers of tasks are equal tasks and seeds."""
-        ids = self.task_ids(split)[:num_tasks]
-        agent = self.agent_factory(
-            model, tokenizer, temperature=self.config.temperature, max_tokens=self.config.max_turn_tokens
-        )
         return evaluate(
             partial(self.make_env, split),
             agent,
-            ids,
-            encoder=ChatEncoder(tokenizer),
+            self.task_ids(split)[:num_tasks],
+            encoder=encoder,
             seed=self.config.seed + 1,
             max_tokens=self.config.max_turn_tokens,
-            max_context=model.config.max_position_embeddings,
+            max_context=max_context,
             out=out,
             chunk=256,
             processes=self.processes,
+            group=source_of if self.config.env == MIXTURE else None,
         )
 
-    def before(self) -> Report:
+    def before(self, evaluate_now: Callable[[int, Path], Report]) -> None:
+        """Evaluate the policy that training starts from, unless that was done."""
         path = self.folder / "before.json"
-        report = self.evaluate(*self.load(), self.config.eval_tasks, out=self.folder / "before.jsonl")
+        if self.processes.gather(path.exists())[0]:
+            return
+        report = evaluate_now(self.config.eval_tasks, self.folder / "before.jsonl")
         if self.is_first:
             _write_json(path, report.to_dict())
         self.progress(f"before training: {_percent(report)} of {report.num_tasks} held-out tasks solved")
-        return report
 
     def run(self, method: str) -> None:
         """Train with one method, unless its result is there already."""
+        from trace_gym.training.checkpoint import newest_checkpoint, step_of
         from trace_gym.training.held_out import HeldOut
-        from trace_gym.training.processes import whole_weights
         from trace_gym.training.run_log import RunLog
         from trace_gym.training.trainer import TraceGRPOTrainer
 
@@ -232,10 +259,11 @@ class _Job:
         )
         trainer.remove_callback(require("transformers", "train").PrinterCallback)
 
-        def evaluate_now(current: Any, num_tasks: int = config.curve_tasks, out: Path | None = None) -> Report:
-            with whole_weights(trainer.model_wrapped, trainer.accelerator):
-                return self.evaluate(current, tokenizer, num_tasks, out=out)
+        def evaluate_now(num_tasks: int = config.curve_tasks, out: Path | None = None) -> Report:
+            with trainer.sampler() as agent:
+                return self.evaluate(agent, trainer.encoder, trainer.max_context, num_tasks, out)
 
+        self.before(evaluate_now)
         held_out = HeldOut(
             trainer,
             evaluate_now,
@@ -257,36 +285,33 @@ class _Job:
         )
         trainer.add_callback(held_out)
         trainer.add_callback(log)
-        checkpoint = self.processes.gather(_newest_checkpoint(folder))[0]
+        checkpoint = self.processes.gather(newest_checkpoint(folder))[0]
         if self.is_first:
-            log.rewind(_step(checkpoint) if checkpoint else 0)
+            log.rewind(step_of(checkpoint))
             _drop_later_trees(folder / "trees.jsonl", checkpoint)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         trainer.save_model(str(folder / "model"))
-        report = evaluate_now(trainer.model, config.eval_tasks, folder / "after.jsonl")
+        report = evaluate_now(config.eval_tasks, folder / "after.jsonl")
         self.progress(f"{method}: {_percent(report)} of {report.num_tasks} held-out tasks solved after training")
         if self.is_first:
             tokenizer.save_pretrained(folder / "model")
             _write_json(folder / "result.json", {"after": report.to_dict(), **log.totals()})
 
-    def report(self, before: Report) -> Path:
+    def report(self) -> Path:
         """Write curves, the most telling tree and the comparison; return the run's folder."""
         if not self.is_first:
             return self.folder
+        before = Report.from_dict(json.loads((self.folder / "before.json").read_text()))
         rows, runs = [], {}
         for method in self.config.methods:
             result = json.loads((self.folder / method / "result.json").read_text())
-            after = Report(**result["after"])
-            rows.append(
-                MethodSummary(
-                    method,
-                    before=_accuracy(before),
-                    after=_accuracy(after),
-                    effective_selected=result["effective_selected"],
-                    effective_candidates=result["effective_candidates"],
-                    cost=Cost(**result["cost"]),
-                )
-            )
+            after = Report.from_dict(result["after"])
+            sources = {
+                name: _outcome(before.groups[name], after.groups[name], reached)
+                for name, reached in result["sources"].items()
+                if name in before.groups and name in after.groups
+            }
+            rows.append(MethodSummary(method, _outcome(before, after, result), Cost(**result["cost"]), sources))
             start = {"step": 0, "budget/tokens_total": 0, **eval_metrics(before)}
             end = {"budget/tokens_total": result["cost"]["tokens"], **eval_metrics(after)}
             runs[method] = [start, *read_jsonl(self.folder / method / "metrics.jsonl"), end]
@@ -342,16 +367,16 @@ def trainer_args(config: TrainConfig, method: str, folder: Path) -> Any:
 
 def _check(config: TrainConfig, folder: Path) -> None:
     """Refuse what the trainer or the environment would refuse, before anything heavy starts."""
-    from trace_gym.training.trainer import training_tasks
+    from trace_gym.training.tasks import training_tasks
 
     tasks = None if config.tasks is None else open_tasks(config.tasks)
     for method in config.methods:
         training_tasks(trainer_args(config, method, folder / method), tasks)
 
 
-def _accuracy(report: Report) -> Accuracy:
-    mean = math.nan if report.pass_at_1 is None else report.pass_at_1  # None: every episode failed
-    return Accuracy(mean, *report.interval)
+def _outcome(before: Report, after: Report, reached: Mapping[str, Any]) -> Outcome:
+    numbers = {name: reached[name] for name in ("effective_selected", "effective_candidates", "reward")}
+    return Outcome(accuracy(before), accuracy(after), **numbers)
 
 
 def _lora(rank: int) -> Any:
@@ -362,36 +387,17 @@ def _lora(rank: int) -> Any:
     )
 
 
-def _newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint; the state file is written last."""
-    from trace_gym.training.trainer import STATE_FILE
-
-    found = [path for path in folder.glob("checkpoint-*") if (path / STATE_FILE).exists()]
-    return max(found, key=_step, default=None)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
-
-
 def _drop_later_trees(path: Path, checkpoint: Path | None) -> None:
     """Forget the trees of steps after the checkpoint: they are played again."""
     if not path.exists():
         return
-    steps = _collections(checkpoint)
+    from trace_gym.training.checkpoint import read_state
+
+    steps = read_state(checkpoint)["num_collections"] if checkpoint else 0
     kept = [tree for tree in read_trees(path) if tree.step < steps]
     part = path.with_suffix(".part")
     write_trees(part, kept, append=False)
     part.replace(path)  # in one piece: an interrupt loses no tree
-
-
-def _collections(checkpoint: Path | None) -> int:
-    from trace_gym.training.trainer import STATE_FILE
-
-    if checkpoint is None:
-        return 0
-    state = require("torch", "train").load(checkpoint / STATE_FILE, weights_only=True)
-    return int(state["num_collections"])
 
 
 def _percent(report: Report) -> str:

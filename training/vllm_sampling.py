@@ -7,17 +7,19 @@ putting to sleep, and the importance correction for the difference between the s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType, is_peft_model
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trace_gym.errors import InfrastructureError, require
+from trace_gym.processes import Processes
 
 
 @contextmanager
@@ -58,6 +60,75 @@ def engine_of(generation: VLLMGeneration) -> tuple[str, Any]:
         return "vllm_server", generation.vllm_client
     url = generation.server_base_url or f"http://{generation.server_host}:{generation.server_port}"
     return "vllm_server", VLLMClient(url, connection_timeout=generation.server_timeout)
+
+
+def send_weights(generation: VLLMGeneration, processes: Processes) -> None:
+    """Send the model's weights to what samples, all processes together; what it knows of prefixes is forgotten.
+
+    Raises:
+        InfrastructureError: Kind ``weights``, in every process, if the server of one has failed.
+    """
+    failure = None
+    if _is_merged_here(generation):
+        generation._iter_named_params = partial(merged_weights, generation.model)
+    try:
+        generation.sync_weights()
+        if generation.mode == "colocate":
+            # TRL's own call does nothing while an answer that nobody waits for any more is still being decoded.
+            generation.llm.reset_prefix_cache(reset_running_requests=True)
+    except Exception as error:  # TRL's client raises no class of its own
+        if generation.mode == "colocate":
+            raise
+        failure = f"{type(error).__name__}: {error}"
+    # Others wait here: one process speaks to a server for all.
+    for reason in processes.gather(failure):
+        if reason is not None:
+            raise InfrastructureError("weights", reason)
+
+
+def _is_merged_here(generation: VLLMGeneration) -> bool:
+    """Whether there are adapters to merge, and whole weights to merge them into."""
+    sharded = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+    return is_peft_model(generation.model) and generation.accelerator.distributed_type not in sharded
+
+
+def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every weight of the base model by name, with its adapters added.
+
+    TRL adds adapters to the base model itself and takes them away again, which leaves rounding errors in it, in
+    bfloat16 large ones, and more with every step. Here the sum is made of a copy, one layer at a time.
+
+    Args:
+        model: A ``peft.PeftModel`` whose weights are whole.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+    for name, parameter in model.named_parameters():
+        if model.prefix in name or "original_module" in name:
+            continue
+        around = [layer for home, layer in layers.items() if name.startswith(f"{home}.base_layer.")]
+        with _merged(around):
+            name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+            yield name.replace("modules_to_save.default.", ""), parameter.data
+
+
+@contextmanager
+def _merged(layers: Sequence[Any]) -> Iterator[None]:
+    """Add adapters to their common base layer; afterwards it is what it was, to the last bit."""
+    own = [each for layer in layers[:1] for each in layer.get_base_layer().parameters()]
+    kept = [each.data for each in own]
+    for each in own:
+        each.data = each.data.clone()
+    try:
+        for layer in layers:
+            layer.merge()
+        yield
+    finally:
+        for each, data in zip(own, kept, strict=True):
+            each.data = data
+        for layer in layers:
+            layer.merged_adapters.clear()
 
 
 @contextmanager

@@ -13,13 +13,16 @@ import numpy as np
 
 from trace_gym.chat import CallError, get_tool_format, parse_tool_calls, render_tool_call
 from trace_gym.envs.search.demonstrator import next_move, query_key
+from trace_gym.envs.search.observation import Characters, Measure, format_hits, load_tokens
 from trace_gym.envs.search.retrieval import Hit, Retriever, open_retriever
 from trace_gym.envs.search.scoring import exact_match, f1, supporting_recall
 from trace_gym.envs.search.tasks import Data, QuestionTable, bundled_questions, context_corpus, load_questions
 from trace_gym.envs.search.tasks.renaming import Renaming
-from trace_gym.envs.text_env import Episode, TextEnv, TurnResult, printable
+from trace_gym.envs.text_env import Episode, TurnResult, printable
+from trace_gym.envs.value_env import ValueEnv
 from trace_gym.errors import BadInputError, StateError
 from trace_gym.messages import Message, ToolCall
+from trace_gym.snapshot import EnvState
 
 SYSTEM_PROMPT = (
     "Answer the question. Search for what you do not know, as often as needed. "
@@ -35,6 +38,7 @@ SEARCH_R1_PROMPT = (
     "{question}\n"
 )
 MAX_CALLS = 4  # per turn; what comes after is answered with one error
+TOKEN_CHARS = 16  # that a token of a passage has at most, but for rare words
 
 SEARCH_TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -72,7 +76,7 @@ class World:
     names: int | None = None
 
 
-class HotpotQASearchEnv(TextEnv):
+class HotpotQASearchEnv(ValueEnv):
     """Answer a question whose facts stand in several passages of a corpus, by searching it.
 
     ## Description
@@ -111,6 +115,7 @@ class HotpotQASearchEnv(TextEnv):
     | argument | default | meaning |
     |---|---|---|
     | `split` | None | `"train"` or `"eval"`; no pair of facts occurs in both. None: `"train"`, or all of `data` |
+    | `fold` | 0 | which fifth of the questions the split `"eval"` holds, 0 to 4 |
     | `difficulties`, `types` | all | which bundled questions: 1 to 3; `"comparison"`, `"bridge"` |
     | `renamed` | False | things bear each other's names, dealt anew in every episode, so that only reading helps |
     | `data` | None | other questions in place of the bundled ones, see below |
@@ -120,6 +125,8 @@ class HotpotQASearchEnv(TextEnv):
     | `backend_options` | {} | of the engine, such as `{"k1": 0.9, "b": 0.4}` |
     | `topk` | 3 | passages a query is answered with |
     | `observation_chars` | 2000 | most characters of passages for a query; they share it evenly |
+    | `observation_tokens` | None | the same in tokens, in place of characters |
+    | `tokenizer` | None | what counts them: the policy's tokenizer, by its name at the hub or its folder |
     | `max_searches` | None | most queries of an episode |
     | `format_penalty` | 0.0 | taken off for a turn with which nothing could be done, see Rewards |
     | `prompt` | by format | the user's first message, with `{question}`; it replaces the instructions |
@@ -140,6 +147,7 @@ class HotpotQASearchEnv(TextEnv):
     def __init__(
         self,
         split: str | None = None,
+        fold: int = 0,
         difficulties: Sequence[int] | None = None,
         types: Sequence[str] | None = None,
         renamed: bool = False,
@@ -150,6 +158,8 @@ class HotpotQASearchEnv(TextEnv):
         backend_options: Mapping[str, Any] | None = None,
         topk: int = 3,
         observation_chars: int = 2_000,
+        observation_tokens: int | None = None,
+        tokenizer: str | None = None,
         max_searches: int | None = None,
         format_penalty: float = 0.0,
         prompt: str | None = None,
@@ -157,11 +167,19 @@ class HotpotQASearchEnv(TextEnv):
         **base: Any,
     ) -> None:
         """Load the questions; the search engine starts with the first episode."""
-        base.setdefault("max_observation_chars", max(16_384, MAX_CALLS * (observation_chars + 1_000)))
+        most_chars = observation_chars if observation_tokens is None else observation_tokens * TOKEN_CHARS
+        base.setdefault("max_observation_chars", max(16_384, MAX_CALLS * (most_chars + 1_000)))
         super().__init__(max_turns=max_turns, **base)
-        for name, value in (("size", size), ("topk", topk), ("observation_chars", observation_chars)):
+        for name, value in (
+            ("size", size),
+            ("topk", topk),
+            ("observation_chars", observation_chars),
+            ("observation_tokens", observation_tokens),
+        ):
             if value is not None and value < 1:
                 raise BadInputError(f"{name} must be at least 1; got {value}.")
+        if (observation_tokens is None) != (tokenizer is None):
+            raise BadInputError("observation_tokens and tokenizer, which counts them, go together; give both.")
         if max_searches is not None and max_searches < 0:
             raise BadInputError(f"max_searches must not be negative; got {max_searches}.")
         if not 0 <= format_penalty <= 1:
@@ -172,14 +190,15 @@ class HotpotQASearchEnv(TextEnv):
             raise BadInputError("Only the bundled questions can be renamed; leave out renamed, or data.")
         self.renamed = renamed
         self.topk = topk
-        self.observation_chars = observation_chars
+        self._budget = observation_tokens or observation_chars
+        self._measure: Measure = Characters() if tokenizer is None else load_tokens(tokenizer)
         self.max_searches = max_searches
         self.format_penalty = format_penalty
         self.prompt = prompt
         self._engine = (backend, corpus, dict(backend_options or {}))
         self._data = data
         self._retriever: Retriever | None = None
-        self.questions = _questions(data, split, difficulties, types)
+        self.questions = _questions(data, split, fold, difficulties, types)
         self._ids = self.questions.ids[:size]
 
     @property
@@ -303,7 +322,7 @@ class HotpotQASearchEnv(TextEnv):
         if world.names is not None:
             names = Renaming(world.names)
             shown = [replace(hit, title=names.show(hit.title), text=names.show(hit.text)) for hit in hits]
-        text = format_hits(shown, self.observation_chars) or "No passage found."
+        text = format_hits(shown, self._budget, self._measure) or "No passage found."
         if key in world.queries:
             text = f"This was searched before.\n{text}"
         titles = tuple(dict.fromkeys((*world.titles, *(printable(hit.title) for hit in hits))))
@@ -329,17 +348,22 @@ class HotpotQASearchEnv(TextEnv):
             return f"<answer> {names.show(move.answer or '')} </answer>"
         return render_tool_call(ToolCall("search", {"query": names.show(move.query)}), self.tool_format, self.tools)
 
-    def _dump_world(self, world: World) -> Any:
+    def _read(self, state: EnvState, reseed: int | None) -> tuple[Episode, np.random.Generator]:
+        episode, rng = super()._read(state, reseed)
+        saved, mine = episode.world.fingerprint, self._search_engine().fingerprint
+        if saved != mine:
+            raise StateError(
+                f"The state was saved with another search engine or corpus: {saved}; here it is {mine}. "
+                "Make the environment with the same backend, corpus and backend_options."
+            )
+        return episode, rng
+
+    @staticmethod
+    def _dump_world(world: World) -> Any:
         return [world.fingerprint, list(world.queries), list(world.titles), world.f1, world.names]
 
     def _load_world(self, data: Any, live: Any, reseed: int | None) -> World:
         fingerprint, queries, titles, overlap, names = data
-        mine = self._search_engine().fingerprint
-        if fingerprint != mine:
-            raise StateError(
-                f"The state was saved with another search engine or corpus: {fingerprint}; here it is {mine}. "
-                "Make the environment with the same backend, corpus and backend_options."
-            )
         return World(fingerprint, tuple(queries), tuple(titles), overlap, names)
 
     def _twin(self) -> HotpotQASearchEnv:
@@ -363,34 +387,23 @@ class HotpotQASearchEnv(TextEnv):
         return self._retriever
 
 
-def format_hits(hits: Sequence[Hit], budget: int) -> str:
-    """Return passages as Search-R1's clients print them, ``Doc n(Title: …) …`` a line, cut to a budget in characters.
-
-    What a short passage does not need of its share goes to those after it.
-    """
-    lines = []
-    for number, hit in enumerate(hits):
-        line = f"Doc {number + 1}(Title: {hit.title}) {' '.join(hit.text.split())}"
-        share = max(1, budget // (len(hits) - number))
-        if len(line) > share:
-            line = f"{line[:share].rpartition(' ')[0] or line[:share]}…"
-        budget -= len(line)
-        lines.append(line)
-    return "\n".join(lines)
-
-
 def _questions(
-    data: Data | None, split: str | None, difficulties: Sequence[int] | None, types: Sequence[str] | None
+    data: Data | None,
+    split: str | None,
+    fold: int,
+    difficulties: Sequence[int] | None,
+    types: Sequence[str] | None,
 ) -> QuestionTable:
     if data is None:
         return bundled_questions(
             split or "train",
             None if difficulties is None else tuple(difficulties),
             None if types is None else tuple(types),
+            fold,
         )
     if difficulties is not None or types is not None:
         raise BadInputError("difficulties and types choose bundled questions; leave them out with data.")
-    return load_questions(data, split)
+    return load_questions(data, split, fold)
 
 
 def _refuse(call: ToolCall) -> CallError | None:

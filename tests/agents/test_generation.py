@@ -7,84 +7,24 @@ import time
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    Lfm2Config,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedTokenizerFast,
-)
+from small_models import CONFIGS, SIZES, build, scored
+from transformers import AutoModelForCausalLM, Lfm2Config
 
 from trace_gym.agents import decoding
 from trace_gym.agents.kv_store import PrefixStore
 from trace_gym.agents.transformers import TransformersAgent
 from trace_gym.allocation import get_allocator
-from trace_gym.chat import ChatEncoder
 from trace_gym.collect import Collector
 from trace_gym.envs.text_env import TextEnv, TurnResult
 from trace_gym.errors import InfrastructureError
 from trace_gym.messages import Message, Request
 from trace_gym.predictor import PosteriorPredictor
 
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-}
-CONFIGS = {
-    "llama": LlamaConfig(**SIZES),
-    "gpt2": GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3),
-    "mistral with a sliding window": MistralConfig(**SIZES, sliding_window=24),
-    "gemma3 with both": Gemma3TextConfig(
-        **SIZES, head_dim=8, sliding_window=24, layer_types=["sliding_attention", "full_attention"]
-    ),
-}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Keep the tests from fighting for cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    vocab = {"<|pad|>": 0, "<|end|>": 1}
-    for byte in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocab[byte] = len(vocab)
-    tokens = Tokenizer(models.BPE(vocab, []))
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokens.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<|pad|>", eos_token="<|end|>")
-    made.chat_template = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
-    return made
-
-
-def build(name="llama"):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def some_ids(num, rng):
     return tuple(rng.randrange(2, 258) for _ in range(num))
-
-
-def scored(model, ids, answer_ids):
-    """Log-probabilities of an answer from one plain forward pass."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([[*ids, *answer_ids]])).logits[0, len(ids) - 1 : -1]
-    return logits.float().log_softmax(dim=-1).gather(1, torch.tensor(answer_ids)[:, None])[:, 0].numpy()
 
 
 class Talk:
@@ -370,14 +310,19 @@ class Notes(TextEnv):
         return Notes(self.nap)
 
 
+def notes(agent, nap=0.0):
+    """Return a collector of notes, with Stage 2."""
+    options = {"allocator": get_allocator("trace"), "predictor": PosteriorPredictor(), "expansions": 2}
+    return Collector(lambda: Notes(nap), agent, encoder=agent.encoder, **options)
+
+
 def test_trees_are_equal_to_the_last_bit_and_true_to_the_model_whatever_the_timing(tokenizer):
     """With Stage 2, more branches than places and a small store; log-probabilities of every path agree to 1e-4."""
     model = build()
     agent = TransformersAgent(model, tokenizer, batch_size=6, max_tokens=12, cache_bytes=100_000)
 
     def grow(nap):
-        options = {"allocator": get_allocator("trace"), "predictor": PosteriorPredictor(), "expansions": 2}
-        with Collector(lambda: Notes(nap), agent, encoder=ChatEncoder(tokenizer), **options) as collector:
+        with notes(agent, nap) as collector:
             return asyncio.run(collector.grow(Notes.task_ids, (3, 2, 3))).trees
 
     trees, again = grow(0.0), grow(0.02)
@@ -390,3 +335,25 @@ def test_trees_are_equal_to_the_last_bit_and_true_to_the_model_whatever_the_timi
             np.testing.assert_allclose(logprobs[1:][sampled[1:]], expected[sampled[1:]], atol=1e-4)
             continued += tree.nodes[leaf].birth != 0
     assert continued > 4
+
+
+def test_a_round_can_be_cancelled_while_the_model_works(tokenizer):
+    """Nothing of it is left in the next: its trees are those of a fresh agent, to the last bit."""
+    model, rng = build(), random.Random(0)
+
+    def fresh():
+        return TransformersAgent(model, tokenizer, batch_size=6, max_tokens=12, cache_bytes=100_000)
+
+    async def play(collector):
+        for _ in range(8):
+            round_ = asyncio.ensure_future(collector.grow(Notes.task_ids, (3, 2, 3)))
+            await asyncio.wait([round_], timeout=0.1 * rng.random())
+            round_.cancel()
+            await asyncio.wait([round_])
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+        return await collector.grow(Notes.task_ids, (3, 2, 3))
+
+    with notes(fresh()) as collector, notes(fresh()) as undisturbed:
+        found = asyncio.run(play(collector))
+        expected = asyncio.run(undisturbed.grow(Notes.task_ids, (3, 2, 3)))
+    assert [tree.nodes for tree in found.trees] == [tree.nodes for tree in expected.trees]

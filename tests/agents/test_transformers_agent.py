@@ -7,67 +7,14 @@ import random
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-)
+from small_models import CONFIGS, build, scored
 
 from trace_gym.agents import decoding, kv_batch
 from trace_gym.agents.transformers import TransformersAgent
 from trace_gym.errors import BadInputError, InfrastructureError
 from trace_gym.messages import Message, Request
 
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
-CONFIGS = {
-    "llama": LlamaConfig(**SIZES),
-    "qwen2": Qwen2Config(**SIZES),
-    "gpt2": GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3),
-    "mistral with a sliding window": MistralConfig(**SIZES, sliding_window=8),
-}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Keep the tests from fighting for cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    vocab = {"<|pad|>": 0, "<|end|>": 1}
-    for byte in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocab[byte] = len(vocab)
-    tokens = Tokenizer(models.BPE(vocab, []))
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokens.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<|pad|>", eos_token="<|end|>")
-    made.chat_template = (
-        "{% for m in messages %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}"
-    )
-    return made
-
-
-def build(name="llama"):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def prompts(num, low=3, high=30, seed=0):
@@ -82,14 +29,6 @@ def requests(num=12, **options):
 
 def answer(agent, wanted):
     return asyncio.run(agent.complete(wanted))
-
-
-def scored(model, ids, answer_ids, temperature):
-    """Log-probabilities of an answer from one plain forward pass, as TRL computes them."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([[*ids, *answer_ids]])).logits[0, len(ids) - 1 : -1]
-    table = (logits.float() / temperature).log_softmax(dim=-1)
-    return table.gather(1, torch.tensor(answer_ids)[:, None])[:, 0].numpy()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -224,8 +163,8 @@ def test_messages_are_encoded_where_no_ids_are_given(tokenizer):
 def test_a_full_context_gives_an_empty_answer_cut_by_length(tokenizer):
     """A conversation longer than the model's context is cut, not an error, and others are still answered."""
     agent = TransformersAgent(build("gpt2"), tokenizer, max_tokens=50)
-    assert agent.max_context == 128
-    wanted = [Request(messages=(), prompt_ids=(5,) * length) for length in (200, 128, 127, 10)]
+    assert agent.max_context == 256
+    wanted = [Request(messages=(), prompt_ids=(5,) * length) for length in (300, 256, 255, 10)]
     found = answer(agent, wanted)
     assert [c.num_tokens for c in found[:3]] == [0, 0, 1]
     assert found[0].finish_reason == "length"
@@ -249,7 +188,7 @@ def test_a_peft_model_answers_with_its_adapter(tokenizer):
     wanted = requests(3)
     found = answer(TransformersAgent(model, tokenizer), wanted)
     for request, completion in zip(wanted, found, strict=True):
-        expected = scored(model, request.prompt_ids, completion.token_ids, 1.0)
+        expected = scored(model, request.prompt_ids, completion.token_ids)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
 
 

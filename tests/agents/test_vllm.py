@@ -207,6 +207,63 @@ def test_a_failed_burst_leaves_nothing_in_the_engine(local, monkeypatch):
     assert asyncio.run(local.complete([request]))[0].token_ids == expected[0].token_ids
 
 
+def test_a_prefix_that_could_not_be_read_is_not_taken_for_known(local, reference, monkeypatch):
+    """A forward pass that fails leaves places for keys and values that were never written."""
+    prompt = some_ids(150, random.Random(6))
+    wanted = [Request((), prompt_ids=prompt, seed=i, max_tokens=8) for i in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(local._engine.model_executor, "execute_model", lambda *_, **__: torch.empty(1 << 60))
+        with pytest.raises(InfrastructureError, match="generation"):
+            asyncio.run(local.complete(wanted))
+    for answer in asyncio.run(local.complete(wanted)):
+        np.testing.assert_allclose(answer.logprobs, scored(reference, prompt, answer.token_ids), atol=1e-4)
+
+
+def test_those_who_ask_at_the_same_time_are_all_answered(agent):
+    """Each gets what is theirs, the same as alone."""
+    wanted = some_requests(6)
+    alone = asyncio.run(agent.complete(wanted))
+
+    async def ask():
+        parts = [agent.complete([request]) for request in wanted]
+        return await asyncio.wait_for(asyncio.gather(*parts), 60)
+
+    assert [answer.token_ids for (answer,) in asyncio.run(ask())] == [answer.token_ids for answer in alone]
+
+
+def test_who_is_not_waited_for_leaves_the_engine(local):
+    """An answer that missed its deadline is given up: nothing fills the engine, and its cache can be emptied."""
+    request = Request((), prompt_ids=some_ids(150, random.Random(7)), seed=0, max_tokens=60)
+    expected = asyncio.run(local.complete([request]))
+
+    async def give_up():
+        async with asyncio.timeout(0.01):
+            await local.complete([request])
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())
+    assert not local._engine.has_unfinished_requests()
+    assert local._engine.reset_prefix_cache()
+    assert asyncio.run(local.complete([request]))[0].token_ids == expected[0].token_ids
+
+
+def test_an_answer_that_the_engine_gives_up_is_no_answer(local, monkeypatch):
+    """It is an infrastructure failure, and not a short answer."""
+    step = local._engine.step
+
+    def give_up():
+        outputs = step()
+        for output in outputs:
+            output.outputs[0].finish_reason = "abort"
+        return outputs
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local._engine, "step", give_up)
+        with pytest.raises(InfrastructureError, match="abort"):
+            asyncio.run(local.complete(some_requests(2)))
+    assert not local._engine.has_unfinished_requests()
+
+
 def test_no_server_is_an_infrastructure_failure(folder):
     """Named in one line, not a stack of connections."""
     with pytest.raises(InfrastructureError, match="can't be reached"):

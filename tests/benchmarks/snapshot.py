@@ -1,4 +1,4 @@
-"""What branching costs: a live clone of a Python state against running its cells again.
+"""What branching costs: a live clone of a Python state against running its cells again; states of searches.
 
 Run by hand: ``python tests/benchmarks/snapshot.py [--quick]``. All ways are interleaved in one run;
 the last line is one JSON object with the ratios.
@@ -14,6 +14,9 @@ import sys
 import time
 from collections.abc import Callable
 
+import gymnasium
+
+import trace_gym
 from trace_gym.envs.math.python_tool import PythonTool, State
 
 CELLS = (
@@ -81,6 +84,28 @@ def measure(tool: PythonTool, rounds: int, process_rounds: int) -> dict[str, lis
     return times
 
 
+def search_states(searches: int, rounds: int = 2_000) -> tuple[float, float]:
+    """Return the median microseconds to save and to load an episode of HotpotQASearch after so many searches."""
+    # As in training: Gymnasium's checker would be saved as well, with all that the last reset returned.
+    options = {"backend": "embedded", "max_turns": searches + 1, "disable_env_checker": True}
+    env = gymnasium.make("trace_gym/HotpotQASearch-v0", **options)
+    env.reset(seed=0)
+    for number in range(searches):
+        env.step(trace_gym.render_tool_call(trace_gym.ToolCall("search", {"query": f"river number {number}"})))
+    state = trace_gym.save_state(env)
+    times: list[tuple[float, float, float]] = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        trace_gym.save_state(env)
+        between = time.perf_counter()
+        trace_gym.load_state(env, state)
+        times.append((began, between, time.perf_counter()))
+    env.close()
+    saved = statistics.median(between - began for began, between, _ in times)
+    loaded = statistics.median(ended - between for _, between, ended in times)
+    return 1e6 * saved, 1e6 * loaded
+
+
 def main() -> None:
     """Print the table and the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -103,6 +128,11 @@ def main() -> None:
         "clone_ms": statistics.median(base),
         "step_ms": statistics.median(times["branch + trivial cell"]),
     }
+    print(f"\n{'microseconds, HotpotQASearch':42} {'save':>9} {'load':>9}")
+    for searches in (0, 4, 16):
+        saved, loaded = search_states(searches)
+        print(f"{f'{searches} searches':42} {saved:9.1f} {loaded:9.1f}")
+        ratios[f"search_{searches}_save_and_load_us"] = saved + loaded
     print(json.dumps({name: round(value, 2) for name, value in ratios.items()}))
 
 

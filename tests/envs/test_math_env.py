@@ -521,7 +521,7 @@ def test_hundreds_of_episodes_of_random_and_hostile_actions_leave_nothing(tmp_pa
     actions = [run(code) for code in HOSTILE_CELLS.values() if "while True" not in code] + list(HOSTILE_TEXTS.values())
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     env = gymnasium.make("trace_gym/MathCode-v0", demonstrator_skill=0.5, cell_timeout_s=2.0, disable_env_checker=True)
-    for episode in range(300):
+    for episode in range(200):
         _, info = env.reset(seed=episode)
         for _ in range(3):
             hostile = rng.random() < 0.3

@@ -1,6 +1,6 @@
 """MathCode against anything at all: no action raises, and none leaves anything behind.
 
-A few thousand actions by default; the whole measure is ``TRACE_GYM_FUZZ_ACTIONS=100000 pytest test_math_fuzz.py -s``.
+A thousand actions by default; the whole measure is ``TRACE_GYM_FUZZ_ACTIONS=100000 pytest test_math_fuzz.py -s``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trace_gym.tool_formats import TOOL_FORMATS, render_tool_call
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes and descriptors in /proc")
 pytest.importorskip("sympy")
 
-NUM_ACTIONS = int(os.environ.get("TRACE_GYM_FUZZ_ACTIONS", "2000"))
+NUM_ACTIONS = int(os.environ.get("TRACE_GYM_FUZZ_ACTIONS", "1000"))
 MEGABYTE = 1_000_000
 MARKUP = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "<|python_tag|>", "<|im_start|>"),

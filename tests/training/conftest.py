@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -88,6 +89,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _less_garbage() -> None:
+    """Every run collects garbage when it begins, and would look at all that the libraries consist of."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _guess_env() -> None:
     gymnasium.register(id=ENV_ID, entry_point=GuessEnv)
@@ -101,6 +108,11 @@ def tokenizer() -> Any:
 @pytest.fixture
 def model(tokenizer: Any) -> Any:
     return build_model(tokenizer, SHAPE, seed=0)
+
+
+@pytest.fixture
+def dice_agent() -> type[DiceAgent]:
+    return DiceAgent
 
 
 @pytest.fixture

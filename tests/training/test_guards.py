@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
-from trace_gym.errors import InfrastructureError, MissingExtraError
+from trace_gym.errors import InfrastructureError, MissingExtraError, TraceGymError
 from trace_gym.messages import Completion, Request
 from trace_gym.training import TraceGRPOConfig, TraceGRPOTrainer
 from trace_gym.training import config as config_module
-from trace_gym.training.guards import Retry
+from trace_gym.training.guards import Divergence, Retry
 
 MakeTrainer = Callable[..., TraceGRPOTrainer]
+
+
+class After(TrainerCallback):
+    """Does something after the first step that is made here, or before it, if the run is resumed."""
+
+    def __init__(self, act: Callable[[Any], None]) -> None:
+        self.act = act
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.global_step:
+            self.act(model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.global_step == 1:
+            self.act(model)
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +57,6 @@ def flaky(dice_agent: Any, broken: int) -> Any:
         return (Broken if len(made) <= broken else dice_agent)(*args, **options)
 
     return factory
-
-
-@pytest.fixture
-def dice_agent(make_trainer: MakeTrainer) -> Any:
-    return make_trainer()._agent_factory
 
 
 def test_a_step_that_succeeds_when_played_again_leaves_no_trace(make_trainer: MakeTrainer, dice_agent: Any) -> None:
@@ -89,6 +102,78 @@ def test_a_fault_that_stays_ends_the_run() -> None:
     assert len(restarts) == 10
 
 
+@pytest.mark.parametrize("value", [float("nan"), 1e9])
+def test_a_diverging_loss_stops_before_it_harms_the_weights(
+    make_trainer: MakeTrainer, tmp_path: Any, value: float
+) -> None:
+    """The rows are kept, with the numbers that made it diverge."""
+    peft = pytest.importorskip("peft")
+    adapter = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = make_trainer(beta=0.1, peft_config=adapter)
+    before = weights(trainer)
+    trainer._reference_logps = lambda inputs: torch.full(inputs["tool_mask"].shape, value)
+    with pytest.raises(TraceGymError, match=r"The loss is (nan|inf).* rows are in .*diverged-0.pt.* raise max_loss"):
+        trainer.train()
+    saved = torch.load(tmp_path / "run" / "diverged-0.pt", weights_only=True)
+    assert all(rows["prompt_ids"].shape[0] == rows["advantages"].shape[0] > 0 for rows in saved["passes"])
+    assert len(saved["passes"]) == len(saved["losses"]) > 0
+    assert all(torch.equal(before[name], now) for name, now in weights(trainer).items())
+
+
+def test_a_gradient_that_is_no_number_stops_before_it_harms_the_weights(
+    make_trainer: MakeTrainer, tmp_path: Any
+) -> None:
+    """A learning rate far too large: the loss still looks well when the gradient does not."""
+    after_one: list[dict[str, torch.Tensor]] = []
+    trainer = make_trainer(
+        callbacks=[After(lambda _: after_one.append(weights(trainer)))], learning_rate=1e3, max_steps=3
+    )
+    with pytest.raises(TraceGymError, match=r"gradient has a norm of nan after 1 .*lower learning_rate"):
+        trainer.train()
+    assert all(torch.equal(after_one[0][name], now) for name, now in weights(trainer).items())
+    saved = torch.load(tmp_path / "run" / "diverged-1.pt", weights_only=True)
+    assert math.isnan(saved["grad_norm"]) and all(map(math.isfinite, saved["losses"])) and saved["passes"]
+
+
+@torch.no_grad()
+def blow_up(model: Any) -> None:
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.mul_(1e4)
+
+
+def test_a_gradient_far_beyond_the_last_ones_stops_the_run(make_trainer: MakeTrainer, tmp_path: Any) -> None:
+    """What is usual is known after some updates, and by a resumed run as well."""
+    options = {"candidates": 2, "root_budget": 8, "max_steps": 10}
+    whole = make_trainer(**options, save_strategy="steps", save_steps=9)
+    whole.train()
+    assert len(whole.divergence.norms) == 10
+    resumed = make_trainer(**options, callbacks=[After(blow_up)])
+    with pytest.raises(TraceGymError, match=r"a norm of \S+, where \S+ is usual, after 9 .*max_grad_growth is 100"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-9"))
+
+
+def test_processes_stop_together_and_an_update_without_rows_is_no_measure(tmp_path: Any) -> None:
+    """Also those whose own rows are well."""
+
+    class Two:
+        rank, size, other = 1, 2, None
+
+        def gather(self, value: Any) -> list[Any]:
+            return [self.other, value]
+
+    two = Two()
+    guard = Divergence(max_loss=10.0, max_grad_growth=10.0, folder=tmp_path, processes=two)
+    for norm in (1.0, 0.0, None, 3.0):
+        guard.check(norm, step=0)
+    assert list(guard.norms) == [1.0, 3.0]
+    two.other = ("The loss is 99", "max_loss")
+    guard.watch(torch.tensor(1.0), {"advantages": torch.ones(2)})
+    with pytest.raises(TraceGymError, match=r"loss is 99 after 4 .*max_loss is 10.*diverged-4-rank1.pt"):
+        guard.check(1.0, step=4)
+    assert torch.load(tmp_path / "diverged-4-rank1.pt", weights_only=True)["losses"] == [1.0]
+
+
 def test_rows_that_no_pass_can_hold_are_left_out_and_counted(make_trainer: MakeTrainer) -> None:
     """The memory guard: larger trees are cut, and only a single row that is too long is not trained."""
     whole = make_trainer()
@@ -114,15 +199,20 @@ def test_a_place_for_metrics_that_is_not_installed_is_named_at_once(tmp_path: An
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("place", ["tensorboard", "wandb"])  # trackio writes into one place for all projects
+@pytest.mark.parametrize("place", ["tensorboard", "wandb", "trackio"])
 def test_the_trees_metrics_reach_every_place(
     make_trainer: MakeTrainer, tmp_path: Any, monkeypatch: Any, place: str
 ) -> None:
     """Without a network, through the integrations of transformers."""
-    pytest.importorskip(place)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tensorboard"))
+    for name in ("WANDB_DIR", "TENSORBOARD_LOGGING_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "places"))
+    pytest.importorskip(place)
+    for name, module in list(sys.modules.items()):  # trackio reads its place when it is imported
+        if name.partition(".")[0] == "trackio" and hasattr(module, "TRACKIO_DIR"):
+            monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "places")
     make_trainer(report_to=place, max_steps=2, run_name="run", project="trace_gym_tests").train()
+    if place == "wandb":  # its service process would outlive the test
+        sys.modules["wandb"].teardown()
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"effective_ratio_candidates" in written

@@ -29,8 +29,9 @@ def watched(make_trainer: MakeTrainer, folder: Path, patience: int, **options: A
     trainer = make_trainer(max_steps=6, candidates=2, root_budget=6, **options)
     weights = {}
 
-    def evaluate(model: Any) -> Report:
-        weights[trainer.state.global_step] = {name: p.detach().clone() for name, p in model.named_parameters()}
+    def evaluate() -> Report:
+        named = trainer.model.named_parameters()
+        weights[trainer.state.global_step] = {name: p.detach().clone() for name, p in named}
         return report(ACCURACIES[trainer.state.global_step - 1])
 
     told = HeldOut(trainer, evaluate, every=1, patience=patience, best=folder / "best", progress=lambda line: None)
@@ -61,6 +62,20 @@ def test_patience_survives_an_interrupt(make_trainer: MakeTrainer, tmp_path: Pat
     assert resumed.state.global_step == 5
 
 
+def test_a_run_that_was_stopped_stays_so(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Interrupted after its last step, before anybody took note: no step, no evaluation, no task is added."""
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    stopped, weights = watched(make_trainer, tmp_path, patience=3, **saving)
+    stopped.train()
+    resumed, evaluated = watched(make_trainer, tmp_path, patience=3, **saving)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-5"))
+    assert (resumed.state.global_step, resumed.last_collection, evaluated) == (5, None, {})
+    assert all(torch.equal(p, weights[5][name]) for name, p in resumed.model.named_parameters())
+    patient, _ = watched(make_trainer, tmp_path, patience=4, **saving)
+    patient.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-5"))
+    assert patient.state.global_step == 6
+
+
 def test_without_patience_training_goes_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     trainer, _ = watched(make_trainer, tmp_path, patience=0)
     trainer.train()
@@ -75,4 +90,4 @@ def test_the_first_of_equal_bests_counts() -> None:
 @pytest.mark.parametrize("numbers", [{"every": 0}, {"every": 1, "patience": -1}])
 def test_numbers_out_of_range_are_refused(numbers: dict[str, int]) -> None:
     with pytest.raises(BadInputError, match="every must be at least 1"):
-        HeldOut(None, lambda model: report(1.0), **numbers)
+        HeldOut(None, lambda: report(1.0), **numbers)

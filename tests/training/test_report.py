@@ -7,12 +7,14 @@ import pytest
 
 from trace_gym.budget import Cost
 from trace_gym.errors import BadInputError, MissingExtraError
-from trace_gym.training.report import Accuracy, MethodSummary, comparison_table, plot_curves, smooth
+from trace_gym.training.report import Accuracy, MethodSummary, Outcome, comparison_table, plot_curves, smooth
+
+OUTCOME = Outcome(Accuracy(0.31, 0.25, 0.37), Accuracy(0.56, 0.5, 0.62), 0.68, 0.41, 0.525)
 
 
-def summary(method="trace"):
+def summary(method="trace", **options):
     cost = Cost(rollouts=960, continuations=480, turns=5200, tokens=312345, tool_calls=4100, seconds=812.3)
-    return MethodSummary(method, Accuracy(0.31, 0.25, 0.37), Accuracy(0.56, 0.5, 0.62), 0.68, 0.41, cost)
+    return MethodSummary(method, OUTCOME, cost, **options)
 
 
 def lines(steps):
@@ -40,6 +42,7 @@ def test_the_table_says_what_a_method_reached_and_what_it_cost():
         "accuracy before, % (95 %)": "31.0 (25.0 to 37.0)",
         "accuracy after, % (95 %)": "56.0 (50.0 to 62.0)",
         "effective ratio selected / candidates": "0.68 / 0.41",
+        "reward": "0.53",
         "rollouts": "960",
         "continuations": "480",
         "turns": "5,200",
@@ -47,6 +50,15 @@ def test_the_table_says_what_a_method_reached_and_what_it_cost():
         "tool calls": "4,100",
         "seconds": "812",
     }
+
+
+def test_each_source_of_a_mixture_has_a_line_of_its_own():
+    """In a table below, without costs, which belong to the whole run."""
+    whole, sources = comparison_table([summary(sources={"math": OUTCOME, "search": OUTCOME})]).split("\n\n")
+    assert whole + "\n" == comparison_table([summary()])
+    head, _, *rows = sources.splitlines()
+    assert [cells(row)[0] for row in rows] == ["trace: math", "trace: search"]
+    assert cells(rows[0])[1:] == cells(whole.splitlines()[2])[1:5] and len(cells(head)) == 5
 
 
 def test_the_table_is_markdown_and_lines_up():

@@ -29,6 +29,7 @@ def play(log: RunLog, steps: int, updates: int) -> None:
         tokens = 10 * -(-step // updates)
         if (step - 1) % updates == 0:
             logs |= {"budget/tokens_total": tokens, "budget/tokens": 10, "tree/effective_ratio_candidates": 0.5}
+            logs |= {"tree/effective_ratio_candidates/math": 0.5, "reward/root_mean/search": step / 8}
         if step % 2 == 0:
             logs["eval/accuracy"] = 0.25
         state = SimpleNamespace(global_step=step, num_input_tokens_seen=tokens, is_world_process_zero=True)
@@ -48,6 +49,7 @@ def test_every_update_is_a_line_and_every_collection_is_told(tmp_path: Path, upd
     assert len(told) == 4 / updates and "mixed prompts 50%" in told[0]
     totals = log.totals()
     assert totals["effective_candidates"] == 0.5
+    assert totals["sources"]["math"]["effective_candidates"] == 0.5 and list(totals["sources"]) == ["math"]
     assert (totals["cost"]["tokens"], totals["cost"]["seconds"]) == (40 / updates, 4.0)
 
 
@@ -74,7 +76,7 @@ def test_every_nth_collection_has_a_page_and_who_watches_gets_no_lines(tmp_path:
     )
     play(log, steps=4, updates=1)
     assert sorted(page.name for page in (tmp_path / "pages").iterdir()) == ["step-00000.html", "step-00002.html"]
-    assert not told and [status.accuracy for status in seen] == [None, 0.25, 0.25, 0.25]
+    assert not told and [status.metrics.get("eval/accuracy") for status in seen] == [None, 0.25, 0.25, 0.25]
     assert seen[-1].seconds_left is not None and seen[0].seconds_left is None
 
 
@@ -83,11 +85,14 @@ def test_the_screen_fits_and_shows_what_matters() -> None:
     metrics = {
         "step": 3, "budget/tokens_total": 50.0, "budget/rollouts": 8, "budget/continuations": 4, "time/generate": 1.5,
         "tree/effective_ratio_selected": 0.7, "tree/effective_ratio_candidates": 0.4, "reward/root_mean": 0.3,
+        "eval/accuracy": 0.52, "eval/accuracy/search": 0.11, "tree/effective_ratio_candidates/math": 0.22,
     }  # fmt: skip
-    status = Status("trace", metrics, 200, 0.52, 65.0, 3700.0, tree(text="\x1b[2J" + "x" * 500))
+    status = Status("trace", metrics, 200, 65.0, 3700.0, tree(text="\x1b[2J" + "x" * 500))
     shown = screen(status, width=100, height=40)
     for fact in ("25%", "1:05, about 1:01:40 left", "50 of 200", "70% of those played", "40% of all", "52%", "1.5 s"):
         assert fact in shown, fact
+    lines = [line.split()[:2] + line.split()[-2:] for line in shown.splitlines()]
+    assert ["search:", "mixed", "out", "11%"] in lines and ["math:", "mixed", "out", "–"] in lines
     assert "2 leaves: " in shown and "\x1b" not in shown
     small = screen(status, width=30, height=6).splitlines()
     assert len(small) == 6 and max(map(len, small)) <= 30 and "more lines" in small[-1]

@@ -56,5 +56,24 @@ def test_a_tree_is_cut_only_if_it_alone_is_too_large() -> None:
     assert num_cut([update]) == 1
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_trees_stay_whole_on_one_process_which_have_about_equally_many_tokens(packed: bool) -> None:
+    """As even as whole trees allow: moving none of them would make the largest share smaller."""
+    rows = [row for tree, count in enumerate((9, 2, 3, 2, 7, 3, 5)) for row in leaves(tree, count)]
+    (update,) = split_rows(rows, 1, Limits(4, 40, packed), np.random.default_rng(0), processes=3)
+    homes = {(r.tree, batch.process) for batch in update for r in batch.rows}
+    assert len(homes) == 7, "each tree has one home, though it is cut"
+    own = {tree: [r for r in rows if r.tree == tree] for tree in range(7)}
+    tokens = {
+        tree: unique(tuple(part)) if packed else sum(len(r.prompt) + len(r.completion) for r in part)
+        for tree, part in own.items()
+    }
+    loads = [sum(tokens[tree] for tree, process in homes if process == rank) for rank in range(3)]
+    smallest = {rank: min(tokens[tree] for tree, process in homes if process == rank) for rank in range(3)}
+    most = max(range(3), key=loads.__getitem__)
+    assert min(loads) + smallest[most] >= loads[most]
+    assert sum(batch.share for batch in update) == pytest.approx(1.0)
+
+
 def test_a_step_without_rows_has_no_micro_batches() -> None:
     assert split_rows([], 2, Limits(4, 10, packed=True), np.random.default_rng(0)) == [[], []]

@@ -38,6 +38,20 @@ def test_groups_come_by_weight_and_are_gone_through_evenly() -> None:
     assert max(shown[i] for i in range(57, 1057)) <= 1 + len(steps) * 8 * 0.35 // 1_000
 
 
+def test_each_prompt_comes_once_per_epoch_and_epochs_differ() -> None:
+    """Batches of candidates hold different prompts and repeat for every micro-batch."""
+    sampler = CandidateSampler([(11, 1.0)], candidates=4, repeats=3, seed=0)
+    epochs = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        assert len(order) == len(sampler) == 24
+        assert order[:4] == order[4:8] == order[8:12] and order[12:16] == order[20:24]
+        assert len(set(order)) == 8
+        epochs.append(order)
+    assert epochs[0] != epochs[1]
+
+
 def test_the_order_of_one_group_is_that_of_a_plain_permutation() -> None:
     """Runs of earlier versions can be repeated."""
     import numpy as np
@@ -57,26 +71,33 @@ def test_only_the_tasks_of_a_step_are_read(make_trainer: Any) -> None:
 
     trainer: TraceGRPOTrainer = make_trainer(train_dataset=LazyIds(1_000_000, get), max_steps=2)
     trainer.train()
-    assert len(set(asked)) <= 3 * trainer.args.candidates, "one batch is read ahead"
+    assert len(asked) == len(set(asked)) == 2 * trainer.args.candidates, "once each, and none ahead"
 
 
 def test_rows_are_found_in_their_group() -> None:
     tasks = Tasks([Group(["a", "b"], 0.5), Group(["c"], 0.5)])
-    assert [tasks[i]["task_id"] for i in range(len(tasks))] == ["a", "b", "c"]
+    assert [tasks.task_id(tasks[i]) for i in range(len(tasks))] == ["a", "b", "c"]
 
 
 MIXED = [{"env": "trace_gym_tests/Guess-v0", "name": name, "weight": weight} for name, weight in (("x", 3), ("y", 1))]
 
 
 def test_a_mixture_is_trained_on_by_weight(make_trainer: Any) -> None:
-    """The pool of candidates of every step has the sources' shares; their states and prefixes are restored."""
+    """The pool of candidates of every step has the sources' shares; each has ratios and rewards of its own."""
     trainer = make_trainer(
         env_id="trace_gym/Mixture-v0", env_kwargs={"sources": MIXED}, candidates=8, root_budget=48, max_steps=3
     )
     trainer.train()
     pool = Counter(tree.task_id[0] for tree in trainer.last_collection.trees)
     assert pool == {"x": 6, "y": 2}
-    assert trainer.state.log_history[0]["budget/continuations"] > 0
+    log = trainer.state.log_history[2]
+    assert log["budget/continuations"] > 0, "states and prefixes of sources are restored"
+    trees = {name: [tree for tree in trainer.last_collection.trees if tree.task_id[0] == name] for name in "xy"}
+    for name, own in trees.items():
+        ratio = sum(tree.is_mixed() for tree in own) / len(own)
+        assert log[f"tree/effective_ratio_candidates/{name}"] == pytest.approx(ratio)
+    rewards = [log[f"reward/mean/{name}"] * sum(len(tree.leaves()) for tree in own) for name, own in trees.items()]
+    assert sum(rewards) / log["tree/leaves"] == pytest.approx(log["reward/mean"])
     assert all(row["failures/count"] == 0 for row in trainer.state.log_history[:3])
 
 

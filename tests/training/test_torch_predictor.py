@@ -143,7 +143,7 @@ def test_the_samplers_forward_passes_are_used(make_trainer: MakeTrainer) -> None
     assert passes.count(False) == 1
     fresh = PrefixReader(trainer.model, reader.encoder)(prefixes)
     torch.testing.assert_close(states, fresh, rtol=1e-3, atol=1e-4)
-    trainer._close_collector()
+    trainer.source.close()
 
 
 @pytest.mark.slow

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from trace_gym.envs.hub import hub_rows
 from trace_gym.envs.math.tasks.tables import JoinedTable, RowTable
 from trace_gym.envs.math.tasks.task import TaskTable
-from trace_gym.envs.record_files import Located, Rows, TableRows, locate, open_rows
+from trace_gym.envs.record_files import Located, Rows, locate, open_rows
 from trace_gym.envs.task_table import SPLITS
-from trace_gym.errors import BadInputError, InfrastructureError, require
+from trace_gym.errors import BadInputError
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def _load(sources: tuple[Located, ...], split: str | None) -> TaskTable:
         if source.path is not None:
             rows = open_rows(source.path)
         else:
-            rows = hub_rows(source.name, NAMED[source.name])
+            rows = _hub_rows(source.name, NAMED[source.name])
         table = RowTable(source.name, rows, split, clean=spec is not None and spec.clean)
         if table.noise is not None:
             logger.warning("%s: %s", source.name, table.noise)
@@ -140,25 +141,11 @@ def _load(sources: tuple[Located, ...], split: str | None) -> TaskTable:
     return tables[0] if len(tables) == 1 else JoinedTable(tables)
 
 
-def hub_rows(name: str, spec: NamedSet) -> Rows:
-    """Load a set from the hub, or from the local copy that an earlier load left.
-
-    Raises:
-        InfrastructureError: If that fails, with the cause and the way around it.
-        MissingExtraError: If `datasets` is not installed.
-    """
-    datasets = require("datasets", "math")
-    try:
-        table = datasets.load_dataset(spec.hub_id, spec.config, split=spec.split, revision=spec.revision)
-    except Exception as error:  # whatever the network, the hub or the disk raises
-        consent = " It is gated: accept its terms on its page and log in with 'hf auth login'." if spec.gated else ""
-        raise InfrastructureError(
-            "data_unavailable",
-            f"The data set {name!r} ({spec.hub_id} at the hub) could not be loaded: "
-            f"{type(error).__name__}: {str(error).strip() or 'no reason given'}.{consent} "
-            f"With a local copy (JSON Lines, JSON, CSV or Parquet), write '{name}=PATH' in its place.",
-        ) from error
-    return TableRows(f"{name} ({spec.hub_id})", table)
+def _hub_rows(name: str, spec: NamedSet) -> Rows:
+    consent = "It is gated: accept its terms on its page and log in with 'hf auth login'." if spec.gated else ""
+    return hub_rows(
+        name, spec.hub_id, spec.split, extra="math", config=spec.config, revision=spec.revision, note=consent
+    )
 
 
 def list_sets() -> str:

@@ -12,11 +12,18 @@ from trace_gym.envs.search.retrieval.base import Hit
 _MAX_BATCH = 1024  # queries, unless one caller has more
 
 
+def _taken() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 @dataclass(eq=False)
 class _Asked:
     queries: Sequence[str]
     k: int
-    is_next: threading.Event = field(default_factory=threading.Event)  # answered, or to answer those who wait
+    wake: threading.Lock = field(default_factory=_taken)  # free: answered, or next; a fifth of the cost of an Event
+    is_next: bool = False  # to answer those who wait
     found: list[list[Hit]] | None = None
     error: BaseException | None = None
 
@@ -48,12 +55,23 @@ class Batcher:
             else:
                 self._waiting.append(asked)
         if not is_free:
-            asked.is_next.wait()
+            self._wait(asked)
         if asked.found is None and asked.error is None:
             self._work(asked)
         if asked.error is not None:
             raise asked.error
         return asked.found or []
+
+    def _wait(self, asked: _Asked) -> None:
+        try:
+            asked.wake.acquire()
+        except BaseException:  # interrupted: nobody may be left waiting for this caller
+            with self._lock:
+                if asked in self._waiting:
+                    self._waiting.remove(asked)
+                elif asked.is_next:
+                    self._pass_on()
+            raise
 
     def _work(self, first: _Asked) -> None:
         """Answer the first and those who wait, then pass the place on."""
@@ -65,10 +83,16 @@ class Batcher:
         for k in {asked.k for asked in batch}:
             self._answer([asked for asked in batch if asked.k == k], k)
         with self._lock:
-            if self._waiting:
-                self._waiting.popleft().is_next.set()
-            else:
-                self._free += 1
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let the next caller answer, if one waits; the lock is held."""
+        if self._waiting:
+            following = self._waiting.popleft()
+            following.is_next = True
+            following.wake.release()
+        else:
+            self._free += 1
 
     def _answer(self, batch: Sequence[_Asked], k: int) -> None:
         try:
@@ -79,4 +103,4 @@ class Batcher:
             for asked in batch:
                 asked.error = error
         for asked in batch:
-            asked.is_next.set()
+            asked.wake.release()

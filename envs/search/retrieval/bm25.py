@@ -7,6 +7,8 @@ matter: another form of the same formula gives other bits, and with them another
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -55,7 +57,8 @@ class EmbeddedBm25:
         self._ranks = memoryview(self._index.ranks)
         self._rare = lru_cache(maxsize=16_384)(self._find_rare)
         self._common = lru_cache(maxsize=None)(self._find_common)
-        self._rows: list[npt.NDArray[np.float64]] = []  # kept, all zero; one per search under way
+        self._owner, self._lock = os.getpid(), threading.Lock()
+        self._row = np.zeros(self.size)  # all zero between searches
 
     def _all_impacts(self, frequencies: npt.NDArray[np.int64]) -> Floats:
         impacts = np.empty(len(self._index.docs), np.float32)
@@ -73,13 +76,20 @@ class EmbeddedBm25:
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
         """Return the best passages for each query; see `base.Retriever`."""
-        return [self._hits(self.rank(self._analyze(query), k)) for query in check_search(queries, k)]
+        if self._owner != os.getpid():  # a fork: who held the lock may be gone, amid a search
+            self._owner, self._lock, self._row = os.getpid(), threading.Lock(), np.zeros(self.size)
+        return [self._find(query, k) for query in check_search(queries, k)]
+
+    def _find(self, query: str, k: int) -> list[Hit]:
+        # numpy lets go of the interpreter at every step: threads that all wait for it would slow each other down.
+        with self._lock:
+            return self._hits(self._rank(self._analyze(query), k))
 
     def _hits(self, ranked: list[tuple[int, float]]) -> list[Hit]:
         passages = self._index.passages
         return [Hit(id, score, title, text) for doc, score in ranked for id, title, text in (passages[doc],)]
 
-    def rank(self, terms: Sequence[str], k: int) -> list[tuple[int, float]]:
+    def _rank(self, terms: Sequence[str], k: int) -> list[tuple[int, float]]:
         """Return the best documents for index terms: number and score, best first; equal scores by id."""
         rare: list[RareTerm] = []
         common: list[CommonTerm] = []
@@ -95,11 +105,10 @@ class EmbeddedBm25:
         if not rare and not common:
             return []
         try:
-            row = self._rows.pop()
-        except IndexError:
-            row = np.zeros(self.size)
-        found = best_documents(rare, common, k, row)
-        self._rows.append(row)
+            found = best_documents(rare, common, k, self._row)
+        except BaseException:
+            self._row = np.zeros(self.size)
+            raise
         ranks = self._ranks
         return sorted(found.items(), key=lambda item: (-item[1], ranks[item[0]]))[:k]
 
@@ -130,7 +139,6 @@ class EmbeddedBm25:
 
     def close(self) -> None:
         """Drop what is kept between searches; the files are unmapped with the object."""
-        self._rows.clear()
         self._rare.cache_clear()
         self._common.cache_clear()
 

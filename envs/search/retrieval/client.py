@@ -77,18 +77,22 @@ class HttpRetriever:
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
         """Send a request; return the status and the decoded answer."""
         data = None if body is None else json.dumps(body).encode()
+        kept = self._take()
         reason = ""
-        for attempt in range(self._retries + 1):
+        for attempt in range(self._retries + 1 + (kept is not None)):  # one more, since one that was kept may be dead
             if attempt:
                 time.sleep(min(0.1 * 2**attempt, 2.0))
-            connection = self._idle.pop() if self._idle and not attempt else self._connect()
+            connection = self._connect() if attempt or kept is None else kept
             try:
                 connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
                 response = connection.getresponse()
                 text = response.read(_MAX_ANSWER)
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                reason = str(error) or type(error).__name__
+                reason = (
+                    f"no retrieval server at {self._url} ({error or type(error).__name__}); start it with: "
+                    "trace-gym serve search"
+                )
                 continue
             self._idle.append(connection)
             try:
@@ -97,10 +101,15 @@ class HttpRetriever:
                 answer = text[:200].decode("utf-8", "replace")
             if response.status not in _RETRIED:
                 return response.status, answer
-            reason = f"status {response.status}, {answer!r:.200}"
-        raise InfrastructureError(
-            KIND, f"no retrieval server at {self._url} ({reason}); start it with: trace-gym serve search"
-        )
+            reason = f"the retrieval server at {self._url} does not answer: status {response.status}, {answer!r:.200}"
+        raise InfrastructureError(KIND, reason)
+
+    def _take(self) -> http.client.HTTPConnection | None:
+        """Return a connection that was kept; None if there is none, for other threads take them too."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._scheme == "https" else http.client.HTTPConnection
@@ -108,8 +117,8 @@ class HttpRetriever:
 
     def close(self) -> None:
         """Close the connections; a later search opens others."""
-        while self._idle:
-            self._idle.pop().close()
+        while (connection := self._take()) is not None:
+            connection.close()
 
 
 def _hit(found: dict[str, Any], place: int) -> Hit:
@@ -117,5 +126,9 @@ def _hit(found: dict[str, Any], place: int) -> Hit:
     document = found.get("document", found)
     if isinstance(document, str):
         document = {"contents": document}
+    score = float(found.get("score", -place))
+    id, title, text = document.get("id"), document.get("title"), document.get("text")
+    if isinstance(id, str) and isinstance(title, str) and isinstance(text, str):  # from ours, and quick
+        return Hit(id, score, title, text)
     passage = to_passage({"id": str(place), **{name: value for name, value in document.items() if value is not None}})
-    return Hit(passage.id, float(found.get("score", -place)), passage.title, passage.text)
+    return Hit(passage.id, score, passage.title, passage.text)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from trace_gym.cache import cache_folder
-from trace_gym.envs.record_files import Located, Rows, TableRows, locate, open_rows
+from trace_gym.envs.hub import hub_rows
+from trace_gym.envs.record_files import Located, Rows, locate, open_rows
 from trace_gym.envs.search.tasks.question import Question, QuestionTable, side_of
 from trace_gym.envs.search.tasks.schemas import read_passages, read_record
-from trace_gym.envs.task_table import SPLITS, check_split
-from trace_gym.errors import BadInputError, InfrastructureError, require, unknown_name
+from trace_gym.envs.task_table import EVAL_SHARE, SPLITS, check_split
+from trace_gym.errors import BadInputError, unknown_name
 
 Source = str | Path
 Data = Source | Sequence[Source] | Mapping[str, Source | Sequence[Source]]
@@ -67,7 +68,10 @@ SUITES: dict[str, tuple[str, ...]] = {"qa": ("hotpotqa", "2wikimultihopqa", "mus
 
 @lru_cache(maxsize=8)  # the environments of a run share one table; it never changes
 def bundled_questions(
-    split: str = "train", difficulties: tuple[int, ...] | None = None, types: tuple[str, ...] | None = None
+    split: str = "train",
+    difficulties: tuple[int, ...] | None = None,
+    types: tuple[str, ...] | None = None,
+    fold: int = 0,
 ) -> QuestionTable:
     """Return bundled questions, in an order in which every beginning is balanced over difficulties.
 
@@ -75,13 +79,15 @@ def bundled_questions(
         split: ``"train"`` or ``"eval"``; no pair of passages is asked about in both.
         difficulties: Some of 1 (comparisons), 2 (two steps, with a hint), 3 (two steps); None for all.
         types: Some of ``"comparison"``, ``"bridge"``; None for all.
+        fold: Which fifth of the questions is held out, 0 to 4.
 
     Raises:
         BadInputError: If an argument is out of range or no question is left.
     """
     check_split(split)
+    _check_fold(fold)
     records = [json.loads(line) for line in _bundled_text().split("\n") if line]
-    questions = [_question(record["id"], record) for record in records]
+    questions = [question for record in records if (question := _question(record["id"], record)) is not None]
     for name, given, known in (
         ("difficulty", difficulties, {question.difficulty for question in questions}),
         ("type", types, {question.type for question in questions}),
@@ -92,7 +98,7 @@ def bundled_questions(
     kept = [
         question
         for question in questions
-        if side_of(question) == split
+        if side_of(question, fold) == split
         and (difficulties is None or question.difficulty in difficulties)
         and (types is None or question.type in types)
     ]
@@ -105,13 +111,14 @@ def _bundled_text() -> str:
     return (files("trace_gym.assets") / BUNDLED).read_text(encoding="utf-8")
 
 
-def load_questions(data: Data, split: str | None = None) -> QuestionTable:
+def load_questions(data: Data, split: str | None = None, fold: int = 0) -> QuestionTable:
     """Load the questions that ``data`` names.
 
     Args:
         data: A name from `NAMED` or `SUITES`, a local file (see `schemas`), ``"NAME=PATH"`` for a local file under a
             name, or a sequence of these. A mapping ``{"train": …, "eval": …}`` gives each split data of its own.
         split: ``"train"`` or ``"eval"``: one question in five is held out for the latter, see `side_of`; None for all.
+        fold: Which fifth that is, 0 to 4.
 
     Raises:
         BadInputError: If there is no such set or file, or a record cannot be read; the message names the file, the
@@ -120,11 +127,12 @@ def load_questions(data: Data, split: str | None = None) -> QuestionTable:
         MissingExtraError: If a library is needed that is not installed.
     """
     check_split(split)
+    _check_fold(fold)
     if isinstance(data, Mapping):
         sources, split = _sources(data, split or "train"), None
     else:
         sources = _sources(data, None)
-    return _load(sources, split)
+    return _load(sources, split, fold)
 
 
 def context_corpus(data: Data) -> Path | None:
@@ -183,6 +191,11 @@ def show_questions(table: QuestionTable, count: int) -> str:
     return "\n\n".join(shown)
 
 
+def _check_fold(fold: int) -> None:
+    if fold not in range(EVAL_SHARE):
+        raise BadInputError(f"fold must be from 0 to {EVAL_SHARE - 1}; got {fold}.")
+
+
 def _sources(data: Data, split: str | None) -> tuple[Located, ...]:
     if isinstance(data, Mapping):
         if set(data) != set(SPLITS):
@@ -197,9 +210,9 @@ def _sources(data: Data, split: str | None) -> tuple[Located, ...]:
 
 
 @lru_cache(maxsize=4)  # as above
-def _load(sources: tuple[Located, ...], split: str | None) -> QuestionTable:
+def _load(sources: tuple[Located, ...], split: str | None, fold: int) -> QuestionTable:
     questions = [question for source in sources for question in _read(source)]
-    kept = [question for question in questions if split in (None, side_of(question))]
+    kept = [question for question in questions if split in (None, side_of(question, fold))]
     if not kept:
         named = ", ".join(source.name for source in sources)
         if not questions:
@@ -240,14 +253,4 @@ def _rows(source: Located) -> Rows:
     if source.path is not None:
         return open_rows(source.path)
     spec = NAMED[source.name]
-    datasets = require("datasets", "qa")
-    try:
-        table = datasets.load_dataset(spec.hub_id, spec.config, split=spec.split, revision=spec.revision)
-    except Exception as error:  # whatever the network, the hub or the disk raises
-        raise InfrastructureError(
-            "data_unavailable",
-            f"The data set {source.name!r} ({spec.hub_id} at the hub) could not be loaded: "
-            f"{type(error).__name__}: {str(error).strip() or 'no reason given'}. "
-            f"With a local copy (JSON Lines, JSON, CSV or Parquet), write '{source.name}=PATH' in its place.",
-        ) from error
-    return TableRows(f"{source.name} ({spec.hub_id})", table)
+    return hub_rows(source.name, spec.hub_id, spec.split, extra="qa", config=spec.config, revision=spec.revision)

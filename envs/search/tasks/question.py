@@ -65,11 +65,11 @@ class QuestionTable(IdTable):
         return self._questions[task_id]
 
 
-def side_of(question: Question) -> str:
-    """Return the split that a question belongs to: ``"eval"`` for one in five.
+def side_of(question: Question, fold: int = 0) -> str:
+    """Return the split that a question belongs to: ``"eval"`` for one in five, others in each fold from 0 to 4.
 
     By a digest of its supporting passages, so that no pair of facts is asked about on both sides; of its text, where
     the passages are not known.
     """
     titles = sorted(map(title_key, question.supporting_titles)) or [" ".join(question.question.lower().split())]
-    return side_of_text("\n".join(titles))
+    return side_of_text("\n".join(titles), fold)

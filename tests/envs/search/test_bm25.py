@@ -222,7 +222,7 @@ def test_threads_get_what_one_caller_gets(index):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert all(not row.any() for row in engine._rows)
+    assert not engine._row.any()
 
 
 def test_an_index_is_the_same_however_it_was_cut_into_blocks(tmp_path, monkeypatch):

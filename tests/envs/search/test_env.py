@@ -11,7 +11,8 @@ import trace_gym
 from trace_gym.chat import render_tool_call
 from trace_gym.envs.search import env as search_env
 from trace_gym.envs.search.demonstrator import next_move, query_key
-from trace_gym.envs.search.env import MAX_CALLS, SEARCH_TOOL, HotpotQASearchEnv, format_hits
+from trace_gym.envs.search.env import MAX_CALLS, SEARCH_TOOL, HotpotQASearchEnv
+from trace_gym.envs.search.observation import Tokens, format_hits
 from trace_gym.envs.search.retrieval import Hit
 from trace_gym.envs.search.tasks import Question, bundled_questions
 from trace_gym.envs.search.tasks.renaming import Renaming
@@ -94,6 +95,7 @@ def test_a_search_shows_the_passages(shelf, data):
     assert observation == "Doc 1(Title: Emma) Emma is a novel by Jane Austen."
     assert (reward, terminated, truncated) == (0.0, False, False)
     assert info["messages"][-1] == {"role": "tool", "content": observation, "name": "search"}
+    assert shelf.asked == [(["Emma"], 3)]
     assert (info["searches"], info["supporting_recall"], info["tool_calls"], info["tool_errors"]) == (1, 0.5, 1, 0)
     assert "action_error" not in info and "f1" not in info
 
@@ -175,6 +177,56 @@ def test_passages_share_the_budget_of_characters():
     assert format_hits(hits, 10_000).endswith("word") and format_hits([], 10) == ""
     assert format_hits(hits, 1).count("\n") == 2
     assert format_hits([Hit("a", 1.0, "A", "two\nlines\u2028here")], 100) == "Doc 1(Title: A) two lines here"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """The folder of a tokenizer that learned a few words."""
+    pytest.importorskip("transformers")
+    from trace_gym.training.policy import PolicyShape, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    text = "Doc 1(Title: Emma) Emma is a novel by Jane Austen."
+    build_tokenizer([text] * 3, PolicyShape(), splits_words=True).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.slow  # imports the library
+def test_passages_share_a_budget_of_tokens(shelf, data, tokenizer):
+    """As many as the tokenizer counts, whatever their characters; a clone counts alike."""
+    from transformers import AutoTokenizer
+
+    measure = Tokens(AutoTokenizer.from_pretrained(tokenizer))
+    hits = [Hit(title, 1.0, title, "é漢 word " * 40) for title in "ABC"]
+    for budget in (30, 100):
+        shown = format_hits(hits, budget, measure)
+        assert 0.8 * budget < measure.length(shown) <= budget + measure.length("…") + shown.count("\n")
+    assert format_hits(hits, 10**6, measure) == format_hits(hits, 10**6)
+    env = make(data, observation_tokens=7, tokenizer=tokenizer)
+    shown = clone(env, 1)[0].step(call("Emma"))[0]
+    assert shown == env.step(call("Emma"))[0] and shown.endswith("…") and measure.length(shown[:-1]) <= 7
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"observation_tokens": 5}, "go together"),
+        ({"tokenizer": "x"}, "go together"),
+        ({"observation_tokens": 0, "tokenizer": "x"}, "at least 1"),
+    ],
+)
+def test_tokens_need_their_tokenizer(data, options, said):
+    with pytest.raises(BadInputError, match=said):
+        HotpotQASearchEnv(data=data, **options)
+
+
+@pytest.mark.slow  # imports the library
+def test_a_tokenizer_that_is_none_is_refused_in_one_line(data, tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInputError, match=r"cannot be loaded.*observation_chars") as caught:
+        HotpotQASearchEnv(data=data, observation_tokens=5, tokenizer=str(tmp_path / "empty"))
+    assert "\n" not in str(caught.value)
 
 
 # Answers.

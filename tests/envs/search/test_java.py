@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,6 +138,43 @@ class TestWithJava:
             with pytest.raises(InfrastructureError, match="lost twice: it ended with code -9"):
                 engine.search(["word3"], 1)
         assert engine.search(["word3"], 1)[0][0].id == "p3"
+
+    def test_a_run_survives_the_death_of_its_process(self, tiny_training, pages, monkeypatch):
+        """Killed while a policy trains it costs nothing; if it dies again and again, the step is played once more."""
+        from trace_gym.envs.search.retrieval.jvm import JvmChild
+        from trace_gym.training import guards
+        from trace_gym.training.report import read_jsonl
+
+        engine = {"backend": "pyserini", "corpus": str(pages.corpus)}
+        ask, told, killed = JvmChild.ask, [], []
+
+        def kill_first(child, request, timeout_s):
+            killed.append(child.pid)
+            os.kill(child.pid, signal.SIGKILL)
+            return ask(child, request, timeout_s)
+
+        def say(request):
+            if len(told) == 1 and not killed:
+                share = open_retriever(**engine)
+                killed.append(pid_of(share))
+                os.kill(killed[0], signal.SIGKILL)
+                share.close()
+            return request.hint
+
+        def progress(line):
+            if line.startswith("trace: step"):
+                told.append(line)
+            if len(told) == 2:
+                monkeypatch.setattr(JvmChild, "ask", kill_first)
+
+        def pause(seconds):  # before a step is played again
+            monkeypatch.setattr(JvmChild, "ask", ask)
+
+        monkeypatch.setattr(guards, "time", SimpleNamespace(sleep=pause))
+        run = tiny_training(engine, steps=4, say=say, progress=progress)
+        steps = [row for row in read_jsonl(run / "trace" / "metrics.jsonl") if "failures/retries" in row]
+        assert [row["failures/retries"] for row in steps] == [0, 0, 1, 0] and len(set(killed)) > 2
+        assert all(row["failures/count"] == row["failures/skipped_steps"] == 0 for row in steps)
 
     def test_a_process_that_hangs_is_late_and_replaced(self, index):
         """Deadlines are kept even if it reads nothing any more."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -238,12 +239,83 @@ def test_batches_give_each_caller_its_part_and_each_the_error():
     assert results == {"first": [["first"]], "a": [["a"] * 2, ["b"] * 2], "c": [["c"] * 2], "bad": "broken"}
 
 
+@pytest.mark.skipif(os.name != "posix", reason="sends itself an interrupt")
+@pytest.mark.parametrize("when", ["while others are asked for", "when it would be next"])
+def test_a_caller_who_is_interrupted_while_waiting_holds_up_nobody(monkeypatch, when):
+    """The place goes on to the next, whether the interrupt came before or after its turn did."""
+    begun, go = threading.Event(), threading.Event()
+
+    def ask_them(queries, k):
+        begun.set()
+        go.wait(30)
+        return [[query] for query in queries]
+
+    batcher = Batcher(ask_them)
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(batcher.search(["a"], 1))) for _ in range(3)]
+    threads[0].start()
+    begun.wait(30)
+    wait = Batcher._wait
+
+    def interrupted(self, asked):
+        if when == "when it would be next":
+            with self._lock:
+                self._waiting.remove(asked)
+                asked.is_next = True
+            go.set()
+            threads[0].join()
+            self._free = 0  # its own
+        asked.wake = Interrupted()
+        wait(self, asked)
+
+    class Interrupted:
+        def acquire(self):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(30)
+
+        def release(self):
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Batcher, "_wait", interrupted)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                batcher.search(["mine"], 1)
+        finally:
+            signal.signal(signal.SIGINT, before)
+    go.set()
+    for thread in threads[1:]:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert answers == [[["a"]]] * 3 and batcher._free == 1 and not batcher._waiting
+
+
 def test_no_server_is_a_failure_that_says_what_to_do():
     """Never an empty result."""
     with pytest.raises(
         InfrastructureError, match=r"no retrieval server at http://127\.0\.0\.1:9 .*trace-gym serve search"
     ):
         open_retriever("http", url="http://127.0.0.1:9", retries=1)
+
+
+def test_a_server_that_went_and_came_is_found_again_and_one_that_loads_is_named(corpus):
+    """Without any retry: a connection that was kept is dead then, which is no fault of the new server."""
+    first = SearchServer(port=0)
+    first.load(lambda: open_retriever("embedded", corpus))
+    port = int(first.url.rpartition(":")[2])
+    client = open_retriever("http", url=first.url, retries=0)
+    assert client.search(["word3"], 1)[0][0].id == "p3"
+    first.close()
+    client.engine._idle[0].sock.shutdown(socket.SHUT_RDWR)  # as when the server's process ends
+    second = SearchServer(port=port)
+    with pytest.raises(InfrastructureError, match=r"does not answer: status 503, .*being loaded"):
+        client.search(["word3"], 1)
+    second.load(lambda: open_retriever("embedded", corpus))
+    assert client.search(["word3"], 1)[0][0].id == "p3"
+    client.close()
+    second.close()
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import gzip
 import json
+from functools import partial
 
 import pytest
 
 from trace_gym import cli
+from trace_gym.envs import hub
 from trace_gym.envs.search.retrieval import read_corpus
 from trace_gym.envs.search.tasks import (
     NAMED,
@@ -184,6 +186,18 @@ def test_one_question_in_five_is_held_out_by_its_passages(tmp_path):
     assert not numbers[0] & numbers[1]
 
 
+def test_each_fold_holds_out_other_questions(tmp_path):
+    """Five folds: every question is held out once."""
+    path = write(tmp_path / "set.jsonl", [{"question": f"{n}?", "answer": "a"} for n in range(100)])
+    for load in (bundled_questions, partial(load_questions, path)):
+        parts = [set(load(split="eval", fold=fold)) for fold in range(5)]
+        everything = set(load(split="train")) | parts[0]
+        assert sum(map(len, parts)) == len(set.union(*parts)) == len(everything)
+        assert all(set(load(split="train", fold=fold)) == everything - part for fold, part in enumerate(parts))
+        with pytest.raises(BadInputError, match="fold must be from 0 to 4; got 5"):
+            load(split="eval", fold=5)
+
+
 def test_questions_without_passages_are_split_by_their_text():
     first, second = Question("a", "Who?  ", ("x",)), Question("b", "who?", ("y",))
     assert side_of(first) == side_of(second)
@@ -249,6 +263,7 @@ def test_without_a_hub_a_named_set_says_how_to_do_without(monkeypatch):
         raise ConnectionError("no route to the hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(hub, "_why_away", lambda extra: "")  # it answers, and then no more
     with pytest.raises(InfrastructureError, match=r"no route to the hub.*'musique=PATH'") as caught:
         load_questions("musique")
     assert caught.value.kind == "data_unavailable"
