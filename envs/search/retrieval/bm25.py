@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -57,6 +58,7 @@ class EmbeddedBm25:
         self._ranks = memoryview(self._index.ranks)
         self._rare = lru_cache(maxsize=16_384)(self._find_rare)
         self._common = lru_cache(maxsize=None)(self._find_common)
+        self._passage = lru_cache(maxsize=4_096)(self._index.passages.__getitem__)
         self._owner, self._lock = os.getpid(), threading.Lock()
         self._row = np.zeros(self.size)  # all zero between searches
 
@@ -86,16 +88,15 @@ class EmbeddedBm25:
             return self._hits(self._rank(self._analyze(query), k))
 
     def _hits(self, ranked: list[tuple[int, float]]) -> list[Hit]:
-        passages = self._index.passages
-        return [Hit(id, score, title, text) for doc, score in ranked for id, title, text in (passages[doc],)]
+        return [Hit(id, score, title, text) for doc, score in ranked for id, title, text in (self._passage(doc),)]
 
     def _rank(self, terms: Sequence[str], k: int) -> list[tuple[int, float]]:
         """Return the best documents for index terms: number and score, best first; equal scores by id."""
         rare: list[RareTerm] = []
         common: list[CommonTerm] = []
-        counts: dict[str, int] = {}
-        for text in terms:
-            counts[text] = counts.get(text, 0) + 1
+        counts = dict.fromkeys(terms, 1)
+        if len(counts) < len(terms):
+            counts = Counter(terms)
         for text, times in counts.items():
             term = self._rare(text) if times == 1 else self._repeated(text, times)
             if isinstance(term, RareTerm):
@@ -110,7 +111,8 @@ class EmbeddedBm25:
             self._row = np.zeros(self.size)
             raise
         ranks = self._ranks
-        return sorted(found.items(), key=lambda item: (-item[1], ranks[item[0]]))[:k]
+        best = sorted([(-score, ranks[doc], doc) for doc, score in found.items()])[:k]
+        return [(doc, -score) for score, _, doc in best]
 
     def _postings(self, number: int) -> slice:
         return slice(int(self._index.starts[number]), int(self._index.starts[number + 1]))
@@ -141,6 +143,7 @@ class EmbeddedBm25:
         """Drop what is kept between searches; the files are unmapped with the object."""
         self._rare.cache_clear()
         self._common.cache_clear()
+        self._passage.cache_clear()
 
 
 def _norms(meta: dict[str, Any], k1: float, b: float) -> Floats:

@@ -94,7 +94,7 @@ def best_documents(rare: Sequence[RareTerm], common: Sequence[CommonTerm], k: in
         for term in common:
             scores += term.gains(docs)
         reached = max([term.highest[k - 1] for term in rare if len(term.highest) >= k], default=0.0)  # by k documents
-        chosen = np.flatnonzero(scores >= reached / _SLACK)
+        chosen = (scores >= reached / _SLACK).nonzero()[0]
         found = _highest(k * len(rare), docs[chosen], scores[chosen])  # one is there at most once for each of its terms
     common = sorted(common, key=lambda term: -term.highest)
     rests = list(accumulate((term.highest * _SLACK for term in reversed(common)), initial=0.0))[::-1]
@@ -106,7 +106,7 @@ def best_documents(rare: Sequence[RareTerm], common: Sequence[CommonTerm], k: in
         docs, scores = term.term.docs.astype(np.intp), term.term.impacts.astype(np.float64)
         for other, rest in zip(common[place + 1 :], rests[place + 1 :], strict=False):
             if floor > rest:
-                chosen = np.flatnonzero(scores >= floor - rest)
+                chosen = (scores >= floor - rest).nonzero()[0]
                 docs, scores = docs[chosen], scores[chosen]
             scores += other.gains(docs)
         found = _highest(k, docs, scores) | found
@@ -117,6 +117,6 @@ def _highest(count: int, docs: Docs, scores: Scores) -> dict[int, float]:
     """Return the documents with the highest scores, so many and all that tie with the last of them."""
     surplus = len(docs) - count
     if surplus > 0:
-        chosen = np.flatnonzero(scores >= np.partition(scores, surplus)[surplus] / _SLACK)
+        chosen = (scores >= np.partition(scores, surplus)[surplus] / _SLACK).nonzero()[0]
         docs, scores = docs[chosen], scores[chosen]
     return dict(zip(docs.tolist(), scores.astype(np.float32).tolist(), strict=True))
