@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from trace_gym.envs.bfcl.demonstrator import next_action
 from trace_gym.envs.bfcl.executor import Instances
 from trace_gym.envs.bfcl.tasks import BFCLTask, TaskTable, load_tasks
 from trace_gym.envs.bfcl.tools import TOOL_DOCS, Offer, get_offer
-from trace_gym.envs.text_env import Episode, TextEnv, TurnResult, changed, printable, write_episode
+from trace_gym.envs.text_env import Episode, TurnResult, changed, printable
+from trace_gym.envs.value_env import ValueEnv
 from trace_gym.errors import BadInputError, StateError, unknown_name
 from trace_gym.messages import Message, ToolCall
-from trace_gym.snapshot import EnvState, rng_from_state
+from trace_gym.snapshot import EnvState
 
 SYSTEM_PROMPT = (
     "Do what the user asks by calling functions. Go on calling until everything asked for in this turn is done; then "
@@ -65,15 +65,7 @@ class World:
     end_reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """A state as values that never change: putting it back costs no reading."""
-
-    episode: Episode
-    rng: Mapping[str, Any]
-
-
-class BFCLMultiTurnEnv(TextEnv):
+class BFCLMultiTurnEnv(ValueEnv):
     """Do what a user asks, turn by turn, with the functions of file systems, cars, brokers, travel agencies and more.
 
     ## Description
@@ -325,22 +317,10 @@ class BFCLMultiTurnEnv(TextEnv):
 
     # State.
 
-    def get_state(self) -> EnvState:
-        """Return the state of the running episode; its data is written when somebody asks for it.
-
-        Raises:
-            StateError: If no episode was started.
-        """
-        episode, rng = self._current(), self.np_random.bit_generator.state
-        return EnvState(self._env_id(), episode.task_id, partial(_write, episode, rng), live=_Live(episode, rng))
-
     def _read(self, state: EnvState, reseed: int | None) -> tuple[Episode, np.random.Generator]:
-        if isinstance(state.live, _Live):
-            rng = self.np_random  # nobody else's, and cheaper to set than to make
-            rng.bit_generator.state = state.live.rng
-            return state.live.episode, rng
         episode, rng = super()._read(state, reseed)
-        self._check_restored(episode)
+        if state.live is None:
+            self._check_restored(episode)
         return episode, rng
 
     def _check_restored(self, episode: Episode) -> None:
@@ -354,8 +334,20 @@ class BFCLMultiTurnEnv(TextEnv):
         if tuple(classes) != task.involved_classes or not 0 <= world.turn <= len(task.turns):
             raise StateError(f"The state does not fit the task {task.id}: it has {', '.join(classes)} in {world.turn}.")
 
-    def _dump_world(self, world: World) -> Any:
-        return _dump(world)
+    @staticmethod
+    def _dump_world(world: World) -> Any:
+        return [
+            SCHEMA,
+            load_backend().fingerprint,
+            list(sys.version_info[:2]),  # the last digit of a number may differ between versions
+            world.turn,
+            world.steps,
+            [[[[call.name, dict(call.arguments)] for call in step] for step in steps] for steps in world.log],
+            list(world.valid),
+            world.error_type,
+            world.end_reason,
+            Instances.loads(world.instances).to_graph(),
+        ]
 
     def _load_world(self, data: Any, live: Any, reseed: int | None) -> World:
         schema, fingerprint, _, turn, steps, log, valid, error_type, end_reason, graph = data
@@ -384,23 +376,3 @@ def _script(task: BFCLTask, turn: int) -> str:
 def _showable(text: str) -> str:
     """Return a text that can be encoded; what cannot be is spelled out, so that different texts stay different."""
     return text.encode(errors="backslashreplace").decode()
-
-
-def _dump(world: World) -> Any:
-    """Return a world as plain data: the simulators as a graph, and the calls that led to it."""
-    return [
-        SCHEMA,
-        load_backend().fingerprint,
-        list(sys.version_info[:2]),  # the last digit of a number may differ between versions
-        world.turn,
-        world.steps,
-        [[[[call.name, dict(call.arguments)] for call in step] for step in steps] for steps in world.log],
-        list(world.valid),
-        world.error_type,
-        world.end_reason,
-        Instances.loads(world.instances).to_graph(),
-    ]
-
-
-def _write(episode: Episode, rng: Mapping[str, Any]) -> str:
-    return write_episode(episode, _dump(episode.world), rng_from_state(rng))
