@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -150,7 +151,8 @@ class TestWithJava:
 
         def kill_first(child, request, timeout_s):
             killed.append(child.pid)
-            os.kill(child.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # another thread's search may have killed it
+                os.kill(child.pid, signal.SIGKILL)
             return ask(child, request, timeout_s)
 
         def say(request):
