@@ -61,6 +61,7 @@ class JvmChild:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[dict[str, Any]]] = {0: Future()}
         self._lock = threading.Lock()
+        self._stopping = threading.Lock()
         self._ended = False
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         # Threads, so that neither a full pipe nor a silent process can hold up a caller beyond the deadline.
@@ -138,16 +139,17 @@ class JvmChild:
         return f"it ended with code {code}" + (f": {last[:300]}" if last else "")
 
     def stop(self) -> None:
-        """End the process and close its pipes; doing so again does nothing."""
-        self._outbox.put(None)
-        self._process.kill()
-        for thread in self._threads:
-            thread.join()
-        self._process.wait()
-        for file in (self._process.stdin, self._process.stdout, self._log):
-            with contextlib.suppress(OSError):  # a request that was never read
-                if file is not None:
-                    file.close()
+        """End the process and close its pipes; doing so again, or in several threads at once, does nothing more."""
+        with self._stopping:
+            self._outbox.put(None)
+            self._process.kill()
+            for thread in self._threads:
+                thread.join()
+            self._process.wait()
+            for file in (self._process.stdin, self._process.stdout, self._log):
+                with contextlib.suppress(OSError):  # a request that was never read
+                    if file is not None:
+                        file.close()
 
 
 def prebuilt_index(name: str, say: Callable[[str], None]) -> Path:

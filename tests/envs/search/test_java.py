@@ -124,6 +124,34 @@ class TestWithJava:
         assert engine.search(["word3"], 1)[0][0].id == "p3"
         assert pid_of(engine) != before
 
+    def test_threads_that_lose_a_process_together_are_all_answered(self, engine):
+        """Each of them stops it, one after the other: a pipe that two threads close at once raises."""
+        child, log = engine.engine._child, engine.engine._child._log
+        inside, together, crowded = threading.Lock(), threading.Barrier(8), []
+
+        class Log:
+            def seek(self, *_):
+                raise OSError
+
+            def close(self):
+                crowded.append(not inside.acquire(blocking=False))
+                time.sleep(0.02)
+                inside.release()
+
+        def stop():
+            together.wait()
+            child.stop()
+
+        child._log = Log()
+        threads = [threading.Thread(target=stop) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        log.close()
+        assert crowded == [False] * 8
+        assert engine.search(["word3"], 1)[0][0].id == "p3"
+
     def test_a_process_that_is_lost_again_is_a_failure_with_the_reason_and_not_for_ever(self, engine, monkeypatch):
         """Never an empty result; the next search starts afresh."""
         from trace_gym.envs.search.retrieval.jvm import JvmChild
