@@ -261,8 +261,9 @@ class TestWithJava:
         code = (
             "import signal, sys, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # nohup
             "from trace_gym.envs.search.retrieval import open_retriever\n"
-            "share = open_retriever('pyserini', sys.argv[1])\nprint('ready', flush=True)\n"
-            "try:\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    print(share.search(['word3'], 1)[0][0].id)\n"
+            "share = open_retriever('pyserini', sys.argv[1])\n"
+            "try:\n    print('ready', flush=True)\n    time.sleep(100)\n"
+            "except KeyboardInterrupt:\n    print(share.search(['word3'], 1)[0][0].id)\n"
         )
         command = [sys.executable, "-c", code, str(index)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
